@@ -1,0 +1,42 @@
+# `make` alone prints the targets. Each one creates the environment it needs.
+.DEFAULT_GOAL := help
+.PHONY: help env system demo test lint types unit soak bench bench-guard clean
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+WORKERS ?= 2
+
+help: ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+env: $(VENV)/.installed ## create the environment in .venv from the locked versions
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@echo "creating the environment in $(VENV) (a minute or two)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@touch $@
+
+system: ## install what pip can't: a JRE where there is none, a browser for the page's tests
+	@sh tools/system.sh
+
+demo: env system ## run the main job, kill it, restore it at another parallelism, query its savepoint
+	$(BIN)/python -m benchmarks.demo
+
+test: env system lint types unit ## everything that CI checks: style, types, all tests
+
+lint: env ## ruff
+	$(BIN)/ruff check .
+
+types: env ## mypy, strict
+	$(BIN)/mypy
+
+unit: env ## all tests, in parallel
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q -m "not soak and not flink"
+
+soak: env ## long simulations: 100,000 seeds
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m soak --timeout 36000
+
+clean: ## remove the environment and everything that was generated
+	rm -rf $(VENV) build dist *.egg-info demo-out bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

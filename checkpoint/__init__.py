@@ -1,0 +1,1 @@
+"""Making a consistent cut of a running dataflow, and keeping it."""

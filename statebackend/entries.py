@@ -1,0 +1,267 @@
+"""The raw form that all backends share: state as sorted (key bytes, value bytes) entries, and files of them.
+
+The grammar is in docs/formats/entries.md. In short:
+
+    entry key   = key group (u16 BE) | state id (u16 BE) | key | namespace | suffix
+    namespace   = 00                          the default namespace
+                | 01 | ordered encoding       any other
+    suffix      = nothing                     value, reducing, aggregating
+                | sequence (u64 BE)           list element; sequences grow, gaps are allowed
+                | ordered encoding            map key
+    timer key   = key group (u16 BE) | state id (u16 BE) | timestamp (i64 BE, sign flipped) | key | namespace
+    entry value = [expires_at (i64 BE, sign flipped), where the schema says ttl] | value codec
+
+Key, namespace and map key are the order-preserving, self-delimiting encodings of `StateType.encode_key`. An entry
+file is an Arrow IPC file with the columns key, value, op, sorted by key group; later rows win over earlier ones, and
+later files over earlier files.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackend.errors import CorruptData, IncompatibleState
+from statebackend.files import FileWriter, SnapshotSource, SnapshotTarget, StateFile
+from statebackend.keygroups import KeyGroupRange
+
+ENTRIES_VERSION = 1
+OP_PUT, OP_DELETE, OP_DELETE_PREFIX = 0, 1, 2
+ENTRY_SCHEMA = pa.schema(
+    [pa.field("key", pa.binary(), False), pa.field("value", pa.binary()), pa.field("op", pa.uint8(), False)],
+    metadata={"holdfast.format": "entries", "holdfast.version": str(ENTRIES_VERSION)})
+DEFAULT_NAMESPACE = b"\x00"
+NAMED_NAMESPACE = b"\x01"
+BATCH_ROWS = 10_000
+"""Rows a batch: small enough that building one never holds the interpreter for long."""
+
+prefix_of = struct.Struct(">HH").pack
+"""The first four bytes of every entry of a state in a key group: `prefix_of(key_group, state_id)`."""
+pack_sequence = struct.Struct(">Q").pack
+_SIGN = 1 << 63
+_U64 = struct.Struct(">Q")
+
+
+def pack_time(milliseconds: int) -> bytes:
+    """Eight bytes that sort like the signed number: used for `expires_at` and timer timestamps."""
+    return _U64.pack(milliseconds + _SIGN)
+
+
+def unpack_time(data: bytes, offset: int = 0) -> int:
+    return cast(int, _U64.unpack_from(data, offset)[0]) - _SIGN
+
+
+def entry_batch(keys: Any, values: Any = None, ops: Any = None) -> pa.RecordBatch:
+    """A batch of entries from Arrow arrays or lists of bytes; puts unless `ops` says otherwise."""
+    keys = keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary())
+    if values is None:
+        values = pa.nulls(len(keys), pa.binary())
+    values = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+    if ops is None:
+        ops = np.zeros(len(keys), np.uint8)
+    ops = ops if isinstance(ops, pa.Array) else pa.array(ops, pa.uint8())
+    return pa.RecordBatch.from_arrays([keys, values, ops], schema=ENTRY_SCHEMA)
+
+
+class EntryFileWriter:
+    """Writes one entry file. Batches must come sorted by key group; nothing is visible before `finish`."""
+
+    def __init__(self, target: SnapshotTarget, hint: str, *, shared: bool, compression: str | None = "lz4") -> None:
+        self._file = target.create(hint, shared=shared)
+        self._sink = pa.PythonFile(_Counting(self._file), mode="w")
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._writer = pa.ipc.new_file(self._sink, ENTRY_SCHEMA, options=options)
+        self.rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+
+    def finish(self) -> StateFile:
+        self._writer.close()
+        return self._file.finish()
+
+    def abort(self) -> None:
+        self._file.abort()
+
+
+def write_entries(target: SnapshotTarget, hint: str, batches: Iterable[pa.RecordBatch], *, shared: bool,
+                  compression: str | None = "lz4") -> StateFile:
+    """Write all batches to one file; nothing is left behind if it fails."""
+    writer = EntryFileWriter(target, hint, shared=shared, compression=compression)
+    try:
+        for batch in batches:
+            writer.write(batch)
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def read_entries(source: SnapshotSource, file: StateFile, key_groups: KeyGroupRange | None = None,
+                 ) -> Iterator[pa.RecordBatch]:
+    """The batches of one entry file, cut to a range of key groups; damage is named with the file."""
+    with source.open(file) as stream:
+        reader = _open_file(stream, file.path)
+        for index in range(reader.num_record_batches):
+            try:
+                batch = reader.get_batch(index)
+                batch.validate()
+            except (pa.ArrowException, OSError) as error:
+                raise CorruptData(f"an entry file can't be read: {error}", path=file.path) from error
+            if key_groups is not None:
+                batch = _cut(batch, key_groups)
+            if batch.num_rows:
+                yield batch
+
+
+def key_groups_of_entries(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """The key group of each entry key, without a Python object per row."""
+    first = pc.binary_slice(keys, 0, 2) if len(keys) else keys
+    if len(keys) == 0:
+        return np.zeros(0, np.uint16)
+    data = np.frombuffer(pc.cast(first, pa.binary(2)).buffers()[1], np.dtype(">u2"))
+    offset = first.offset if first.offset else 0
+    return data[offset:offset + len(keys)].astype(np.uint16)
+
+
+def merge_entries(sources: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """The final entries of several replayed files (oldest first): puts only, sorted by key, one key group at a time.
+
+    Each source is sorted by key group. Memory is bounded by the largest key group.
+    """
+    cursors = [_GroupCursor(source) for source in sources]
+    while True:
+        groups = [cursor.group for cursor in cursors if cursor.group is not None]
+        if not groups:
+            return
+        group = min(groups)
+        parts = [batch for cursor in cursors if cursor.group == group for batch in cursor.take_group()]
+        merged = _resolve(pa.Table.from_batches(parts, ENTRY_SCHEMA).combine_chunks())
+        for batch in merged.to_batches(max_chunksize=65_536):
+            yield batch
+
+
+class _GroupCursor:
+    """Walks sorted batches one key group at a time."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+        self._batch: pa.RecordBatch | None = None
+        self._groups = np.zeros(0, np.uint16)
+        self.group: int | None = None
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._batch is None or self._batch.num_rows == 0:
+            self._batch = next(self._batches, None)
+            if self._batch is None:
+                self.group = None
+                return
+            self._groups = key_groups_of_entries(self._batch.column(0))
+        self.group = int(self._groups[0])
+
+    def take_group(self) -> list[pa.RecordBatch]:
+        wanted, taken = self.group, []
+        while self.group == wanted and self._batch is not None:
+            end = int(np.searchsorted(self._groups, wanted, side="right"))  # type: ignore[arg-type]
+            taken.append(self._batch.slice(0, end))
+            self._batch, self._groups = self._batch.slice(end), self._groups[end:]
+            self._advance()
+        return taken
+
+
+def _resolve(table: pa.Table) -> pa.Table:
+    """Apply the rows of one key group in order: the last row of a key wins, and prefix deletes kill what came before."""
+    rows = pa.array(np.arange(table.num_rows))
+    table = table.append_column("row", rows).take(
+        pc.sort_indices(table.append_column("row", rows), [("key", "ascending"), ("row", "ascending")]))
+    table = table.combine_chunks()
+    ops = table.column("op").to_numpy()
+    order = table.column("row").to_numpy()
+    alive = np.ones(len(ops), bool)
+    keys = _one_chunk(table.column("key"))
+    prefix_rows = np.flatnonzero(ops == OP_DELETE_PREFIX)
+    for index in prefix_rows:
+        prefix = keys[int(index)].as_py()
+        end = _first_not_below(keys, _successor(prefix), int(index))
+        begin = int(index)
+        while begin > 0 and keys[begin - 1].as_py() == prefix:
+            begin -= 1
+        alive[begin:end] &= order[begin:end] > order[index]
+    if len(ops) > 1:
+        same_as_next = pc.equal(keys.slice(0, len(keys) - 1), keys.slice(1)).to_numpy(zero_copy_only=False)
+        not_prefix = ops != OP_DELETE_PREFIX
+        alive[:-1] &= ~(same_as_next & not_prefix[1:])
+    alive &= ops == OP_PUT
+    return table.select(["key", "value", "op"]).filter(pa.array(alive)).replace_schema_metadata(ENTRY_SCHEMA.metadata)
+
+
+def _successor(prefix: bytes) -> bytes | None:
+    """The smallest key that is above every key with this prefix; None where there is none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def _first_not_below(keys: pa.Array, bound: bytes | None, low: int) -> int:
+    high = len(keys)
+    if bound is None:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle].as_py() < bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else \
+        pa.array([], column.type)
+
+
+def _cut(batch: pa.RecordBatch, key_groups: KeyGroupRange) -> pa.RecordBatch:
+    groups = key_groups_of_entries(batch.column(0))
+    begin = int(np.searchsorted(groups, key_groups.first, side="left"))
+    end = int(np.searchsorted(groups, key_groups.last, side="right"))
+    return batch.slice(begin, end - begin)
+
+
+def _open_file(stream: BinaryIO, path: str) -> pa.ipc.RecordBatchFileReader:
+    try:
+        reader = pa.ipc.open_file(stream)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptData(f"this is no entry file, or it was cut short: {error}", path=path) from error
+    metadata = reader.schema.metadata or {}
+    version = metadata.get(b"holdfast.version", b"?").decode()
+    if version != str(ENTRIES_VERSION):
+        raise IncompatibleState("an entry file has a version that this release does not read", path=path,
+                                expected=ENTRIES_VERSION, found=version, hint="use a newer release of holdfast")
+    return reader
+
+
+class _Counting(io.RawIOBase):
+    """What Arrow needs of a Python file, over a FileWriter."""
+
+    def __init__(self, file: FileWriter) -> None:
+        self._file = file
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self._position += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self._position

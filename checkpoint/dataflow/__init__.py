@@ -1,1 +1,1 @@
-"""To be filled."""
+"""The dataflow: what users write, how it becomes a graph, and the operators that run it."""

@@ -1,1 +1,1 @@
-"""To be filled."""
+"""The command line: thin faces of library calls. A command's module is loaded only when it is invoked."""

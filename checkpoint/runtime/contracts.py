@@ -59,7 +59,10 @@ class CheckpointKind(str, Enum):
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """What a barrier asks for. Savepoints are always aligned. `stop`: end after it; `drain`: MAX_WATERMARK first."""
+    """What a barrier asks for. Savepoints are always aligned. `stop`: end after it; `drain`: MAX_WATERMARK first.
+
+    `location` is the folder of a savepoint; checkpoints go to the job's own folder and leave it None.
+    """
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     unaligned: bool = False
@@ -69,6 +72,7 @@ class CheckpointOptions:
     stop: bool = False
     drain: bool = False
     native: bool = True
+    location: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,42 @@ class OperatorSnapshot:
 
 
 @dataclass(frozen=True)
+class InFlight:
+    """Records of one channel that an unaligned barrier has overtaken, in order. Watermarks are not kept.
+
+    `edge` is the edge's id in the job graph (the same in every run of a flow), `sender` and `receiver` are subtask
+    indexes at the time of the checkpoint. `output`: they were in the sender's output queue; such records come after
+    those that were in the receiver's input queue.
+    """
+
+    edge: str
+    sender: int
+    receiver: int
+    batches: tuple[Records, ...]
+    output: bool = False
+
+
+@dataclass(frozen=True)
+class SubtaskSnapshot:
+    """What a subtask hands to the coordinator: its operators' state, its channel state, and whether it had ended.
+
+    `in_flight` is what the job's `ChannelStateCodec` wrote, None where nothing was overtaken. `ended`: all inputs had
+    ended and `finish` had run, so a restart of the same job must not call `finish` again.
+    """
+
+    operators: tuple[OperatorSnapshot, ...]
+    in_flight: StateFile | None = None
+    ended: bool = False
+
+
+class ChannelStateCodec(Protocol):
+    """Writes and reads in-flight records; `write` is called on any thread."""
+
+    def write(self, in_flight: Sequence[InFlight], target: SnapshotTarget) -> StateFile: ...
+    def read(self, file: StateFile, source: SnapshotSource) -> list[InFlight]: ...
+
+
+@dataclass(frozen=True)
 class OperatorRestore:
     """What one operator of one subtask starts from. Handles may overlap its key-group range only partly."""
 
@@ -107,11 +147,18 @@ class OperatorRestore:
 
 @dataclass(frozen=True)
 class SubtaskRestore:
-    """What a subtask starts from, by operator uid; `source` reads the files that the handles name."""
+    """What a subtask starts from, by operator uid; `source` reads the files that the handles name.
+
+    `in_flight` are the records to process before any new input (see runtime/in_flight.py, which deals them out).
+    `ended` is set only when the same job restarts at the same parallelism and the subtask had ended in the checkpoint;
+    a new run from that checkpoint leaves it False, so that sources look for new data.
+    """
 
     checkpoint_id: int
     source: SnapshotSource
     operators: dict[str, OperatorRestore] = field(default_factory=dict)
+    in_flight: tuple[InFlight, ...] = ()
+    ended: bool = False
 
 
 class PendingChainSnapshot(Protocol):
@@ -178,10 +225,15 @@ class OperatorChain(ABC):
         """The synchronous part of a snapshot of every operator in the chain (sinks pre-commit here)."""
 
     @abstractmethod
-    def checkpoint_completed(self, checkpoint_id: int) -> None: ...
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """The checkpoint is durable: sinks commit this and every older pre-committed transaction.
+
+        Notices may be lost or come late; the next one then stands for those before it.
+        """
 
     @abstractmethod
-    def checkpoint_aborted(self, checkpoint_id: int) -> None: ...
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint was given up. Sinks keep what they pre-committed for it: the next completed one commits it."""
 
     @abstractmethod
     def close(self) -> None:

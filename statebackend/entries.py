@@ -131,10 +131,12 @@ def key_groups_of_entries(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.uint16]
     return data[offset:offset + len(keys)].astype(np.uint16)
 
 
-def merge_entries(sources: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+def merge_entries(sources: Sequence[Iterable[pa.RecordBatch]], *,
+                  keep_deletes: bool = False) -> Iterator[pa.RecordBatch]:
     """The final entries of several replayed files (oldest first): puts only, sorted by key, one key group at a time.
 
-    Each source is sorted by key group. Memory is bounded by the largest key group.
+    Each source is sorted by key group. Memory is bounded by the largest key group. With `keep_deletes` the last
+    operation of each key is given whatever it is: the result is again a layer to be replayed over older ones.
     """
     cursors = [_GroupCursor(source) for source in sources]
     while True:
@@ -143,7 +145,7 @@ def merge_entries(sources: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Re
             return
         group = min(groups)
         parts = [batch for cursor in cursors if cursor.group == group for batch in cursor.take_group()]
-        merged = _resolve(pa.Table.from_batches(parts, ENTRY_SCHEMA).combine_chunks())
+        merged = _resolve(pa.Table.from_batches(parts, ENTRY_SCHEMA).combine_chunks(), keep_deletes)
         for batch in merged.to_batches(max_chunksize=65_536):
             yield batch
 
@@ -177,7 +179,7 @@ class _GroupCursor:
         return taken
 
 
-def _resolve(table: pa.Table) -> pa.Table:
+def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
     """Apply the rows of one key group in order: the last row of a key wins, and prefix deletes kill what came before."""
     rows = pa.array(np.arange(table.num_rows))
     table = table.append_column("row", rows).take(
@@ -194,12 +196,15 @@ def _resolve(table: pa.Table) -> pa.Table:
         begin = int(index)
         while begin > 0 and keys[begin - 1].as_py() == prefix:
             begin -= 1
+        kept = alive[index]
         alive[begin:end] &= order[begin:end] > order[index]
+        alive[index] = kept and keep_deletes
     if len(ops) > 1:
         same_as_next = pc.equal(keys.slice(0, len(keys) - 1), keys.slice(1)).to_numpy(zero_copy_only=False)
         not_prefix = ops != OP_DELETE_PREFIX
         alive[:-1] &= ~(same_as_next & not_prefix[1:])
-    alive &= ops == OP_PUT
+    if not keep_deletes:
+        alive &= ops == OP_PUT
     return table.select(["key", "value", "op"]).filter(pa.array(alive)).replace_schema_metadata(ENTRY_SCHEMA.metadata)
 
 

@@ -1,1 +1,1 @@
-"""To be filled."""
+"""Python type <-> Arrow type <-> bytes. The grammar is in docs/formats/codecs.md; `statebackend.types` is the way in."""

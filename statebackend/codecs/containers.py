@@ -1,0 +1,282 @@
+"""Optional values, lists and maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statebackend.codecs import hashing
+from statebackend.codecs.arrays import joined
+from statebackend.codecs.base import StateType, encode_wire
+
+_NONE, _SOME = b"\x00", b"\x01"
+_ALL = 2**31 - 1  # an open end makes binary_slice fail on some arrays (pyarrow 26)
+
+
+class OptionalType(StateType):
+    """A value or None. Alone: 00, or 01 and the value; keys alike, so that None comes first."""
+
+    tag: ClassVar[str] = "optional"
+    nullable = True
+
+    def __init__(self, item: StateType) -> None:
+        self.item = item
+        self.arrow_type, self.immutable = item.arrow_type, item.immutable
+        self.wire_type = None | item.wire_type if item.wire_type is not None else None
+        if item.to_wire is not None:
+            to_wire = item.to_wire
+            self.to_wire = lambda value: None if value is None else to_wire(value)
+        if item.from_wire is not None:
+            from_wire = item.from_wire
+            self.from_wire = lambda value: None if value is None else from_wire(value)
+
+    def check(self, value: Any) -> None:
+        if value is not None:
+            self.item.check(value)
+
+    def copy(self, value: Any) -> Any:
+        return None if value is None else self.item.copy(value)
+
+    def encode(self, value: Any) -> bytes:
+        return _NONE if value is None else _SOME + self.item.encode(value)
+
+    def decode(self, data: bytes) -> Any:
+        if data == _NONE:
+            return None
+        if data[:1] != _SOME:
+            self.corrupt(data, "it starts neither with 00 nor with 01")
+        return self.item.decode(data[1:])
+
+    def require_key(self) -> None:
+        raise self._no_key()
+
+    def encode_key(self, value: Any) -> bytes:
+        return _NONE if value is None else _SOME + self.item.encode_key(value)
+
+    def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[Any, int]:
+        mark = data[offset:offset + 1]
+        if mark == _NONE:
+            return None, offset + 1
+        if mark != _SOME:
+            self.corrupt(data[offset:], "it starts neither with 00 nor with 01")
+        return self.item.decode_key_from(data, offset + 1)
+
+    def encode_array(self, array: Any) -> pa.BinaryArray:
+        return _marked(self.item.encode_array(array))
+
+    def decode_array(self, array: pa.BinaryArray) -> pa.Array:
+        return self.item.decode_array(self._unmarked(array))
+
+    def encode_key_array(self, array: Any) -> pa.BinaryArray:
+        return _marked(self.item.encode_key_array(array))
+
+    def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
+        return self.item.decode_key_array(self._unmarked(array))
+
+    def _unmarked(self, array: pa.BinaryArray) -> pa.BinaryArray:
+        if len(array) == 0:
+            return array
+        some = pc.starts_with(array, _SOME)
+        if pc.all(pc.or_(some, pc.equal(array, _NONE))).as_py() is False:
+            self.corrupt(b"", "a row starts neither with 00 nor with 01")
+        return pc.if_else(some, pc.binary_slice(array, 1, _ALL), pa.scalar(None, pa.binary()))
+
+    def hash_unsigned(self, value: Any, seed: int) -> int:
+        return seed if value is None else self.item.hash_unsigned(value, seed)
+
+    def hash_array(self, array: Any, seeds: Any = np.uint64(hashing.SEED)) -> hashing.U64:
+        return self.item.hash_array(array, seeds)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        return self.item.to_arrow(values)
+
+    def from_arrow(self, array: Any) -> list[Any]:
+        return self.item.from_arrow(array)
+
+    def shape(self) -> dict[str, Any]:
+        return {"type": "optional", "item": self.item.shape()}
+
+    def describe(self) -> dict[str, Any]:
+        return {"type": "optional", "item": self.item.describe()}
+
+    def arguments(self) -> tuple[Any, ...]:
+        return (self.item,)
+
+    def __str__(self) -> str:
+        return f"{self.item} | None"
+
+
+def _marked(encoded: pa.BinaryArray) -> pa.BinaryArray:
+    return joined([pa.scalar(_SOME, pa.binary()), encoded], len(encoded)).fill_null(_NONE)
+
+
+class _WireType(StateType):
+    """Types whose value codec is one msgpack value."""
+
+    def _prepare(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(self.wire_type)
+
+    def encode(self, value: Any) -> bytes:
+        return encode_wire(value if self.to_wire is None else self.to_wire(value))
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            wire = self._decoder.decode(data)
+        except (msgspec.DecodeError, ValueError) as error:
+            self.corrupt(data, str(error))
+        return wire if self.from_wire is None else self.from_wire(wire)
+
+
+class ListType(_WireType):
+    """A list, or with `container=tuple` a tuple of any length, of one type."""
+
+    tag: ClassVar[str] = "list"
+
+    def __init__(self, item: StateType, container: type = list) -> None:
+        self.item, self.container = item, container
+        self.python_type = container
+        self.arrow_type = pa.list_(item.arrow_type)
+        self.immutable = container is tuple and item.immutable
+        self.wire_type = list[item.wire_type] if container is list else tuple[item.wire_type, ...]  # type: ignore[name-defined]
+        if item.to_wire is not None:
+            to_wire = item.to_wire
+            self.to_wire = lambda values: [to_wire(value) for value in values]
+        if item.from_wire is not None:
+            from_wire = item.from_wire
+            self.from_wire = lambda values: container([from_wire(value) for value in values])
+        self._prepare()
+
+    def check(self, value: Any) -> None:
+        if type(value) is not self.container:
+            self.refuse(value)
+        check = self.item.check
+        for item in value:
+            check(item)
+
+    def copy(self, value: Any) -> Any:
+        if self.immutable:
+            return value
+        if self.item.immutable:
+            return self.container(value)
+        copy = self.item.copy
+        return self.container([copy(item) for item in value])
+
+    def require_key(self) -> None:
+        raise self._no_key()
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        flat = self.item.to_arrow([item for value in values if value is not None for item in value])
+        lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        mask = pa.array([value is None for value in values]) if any(value is None for value in values) else None
+        return pa.ListArray.from_arrays(pa.array(offsets), flat, type=self.arrow_type, mask=mask)
+
+    def from_arrow(self, array: Any) -> list[Any]:
+        array = self.conform(array)
+        if len(array) == 0:
+            return []
+        offsets = np.asarray(array.offsets).tolist()
+        base = offsets[0]
+        items = self.item.from_arrow(array.values.slice(base, offsets[-1] - base))
+        container = self.container
+        rows = [container(items[begin - base:end - base]) for begin, end in zip(offsets, offsets[1:])]
+        return _nulled(array, rows)
+
+    def shape(self) -> dict[str, Any]:
+        return {"type": "list", "item": self.item.shape()}
+
+    def describe(self) -> dict[str, Any]:
+        return {"type": "list", "item": self.item.describe()}
+
+    def arguments(self) -> tuple[Any, ...]:
+        return self.item, self.container
+
+    def __str__(self) -> str:
+        return f"list[{self.item}]" if self.container is list else f"tuple[{self.item}, ...]"
+
+
+def _nulled(array: pa.Array, rows: list[Any]) -> list[Any]:
+    if array.null_count:
+        for index in np.flatnonzero(pc.is_null(array).to_numpy(zero_copy_only=False)).tolist():
+            rows[index] = None
+    return rows
+
+
+class MapType(_WireType):
+    """A dict; its keys must be of a type that can be a key. The order of insertion is kept."""
+
+    tag: ClassVar[str] = "map"
+    python_type = dict
+    immutable = False
+
+    def __init__(self, key: StateType, value: StateType) -> None:
+        key.require_key()
+        self.key, self.value = key, value
+        self.arrow_type = pa.map_(key.arrow_type, value.arrow_type)
+        self.wire_type = dict[key.wire_type, value.wire_type]  # type: ignore[name-defined]
+        key_to, value_to = key.to_wire or _same, value.to_wire or _same
+        if key.to_wire is not None or value.to_wire is not None:
+            self.to_wire = lambda entries: {key_to(k): value_to(v) for k, v in entries.items()}
+        key_from, value_from = key.from_wire or _same, value.from_wire or _same
+        if key.from_wire is not None or value.from_wire is not None:
+            self.from_wire = lambda entries: {key_from(k): value_from(v) for k, v in entries.items()}
+        self._prepare()
+
+    def check(self, value: Any) -> None:
+        if type(value) is not dict:
+            self.refuse(value)
+        check_key, check_value = self.key.check, self.value.check
+        for key, item in value.items():
+            check_key(key)
+            check_value(item)
+
+    def copy(self, value: Any) -> Any:
+        if self.value.immutable:
+            return dict(value)
+        copy = self.value.copy
+        return {key: copy(item) for key, item in value.items()}
+
+    def require_key(self) -> None:
+        raise self._no_key()
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        present = [value for value in values if value is not None]
+        keys = self.key.to_arrow([key for value in present for key in value])
+        items = self.value.to_arrow([item for value in present for item in value.values()])
+        lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        mask = pa.array([value is None for value in values]) if len(present) < len(values) else None
+        return pa.MapArray.from_arrays(offsets, keys, items, type=self.arrow_type, mask=mask)
+
+    def from_arrow(self, array: Any) -> list[Any]:
+        array = self.conform(array)
+        if len(array) == 0:
+            return []
+        offsets = np.asarray(array.offsets).tolist()
+        base, count = offsets[0], offsets[-1] - offsets[0]
+        keys = self.key.from_arrow(array.keys.slice(base, count))
+        items = self.value.from_arrow(array.items.slice(base, count))
+        rows = [dict(zip(keys[begin - base:end - base], items[begin - base:end - base]))
+                for begin, end in zip(offsets, offsets[1:])]
+        return _nulled(array, rows)
+
+    def shape(self) -> dict[str, Any]:
+        return {"type": "map", "key": self.key.shape(), "value": self.value.shape()}
+
+    def describe(self) -> dict[str, Any]:
+        return {"type": "map", "key": self.key.describe(), "value": self.value.describe()}
+
+    def arguments(self) -> tuple[Any, ...]:
+        return self.key, self.value
+
+    def __str__(self) -> str:
+        return f"dict[{self.key}, {self.value}]"
+
+
+def _same(value: Any) -> Any:
+    return value

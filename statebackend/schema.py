@@ -1,0 +1,184 @@
+"""What is stored about a state beside its data, and whether stored state fits what a job declares now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import xxhash
+
+from statebackend.descriptors import MapStateDescriptor, StateDescriptor
+from statebackend.errors import CorruptData, IncompatibleState, InvalidRequest
+from statebackend.migration import change_between, value_migrator
+from statebackend.ttl import NEVER, TtlConfig
+from statebackend.types import StateType, state_type, state_type_from_json
+
+STATE_IDS = 65536
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StateSchema:
+    """One state as stored: what its entries mean. Two schemas of one state can be compared without its data."""
+
+    name: str
+    state_id: int
+    kind: str
+    value_type: StateType
+    map_key_type: StateType | None = None
+    namespace_type: StateType | None = None
+    ttl: TtlConfig | None = None
+    function: str | None = None
+    version: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(cls, descriptor: StateDescriptor, state_id: int, namespace_type: Any = None) -> StateSchema:
+        """The schema of a registered state."""
+        namespace = None if namespace_type is None else state_type(namespace_type)
+        if namespace is not None:
+            namespace.require_key()
+        map_key = descriptor.map_key_type if isinstance(descriptor, MapStateDescriptor) else None
+        return cls(descriptor.name, state_id, descriptor.kind.value, descriptor.value_type, map_key, namespace,
+                   descriptor.ttl, getattr(descriptor, "built_in", None))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version, "name": self.name, "state_id": self.state_id, "kind": self.kind,
+            "value_type": self.value_type.to_json(),
+            "map_key_type": None if self.map_key_type is None else self.map_key_type.to_json(),
+            "namespace_type": None if self.namespace_type is None else self.namespace_type.to_json(),
+            "ttl": None if self.ttl is None else self.ttl.to_json(),
+            "function": self.function,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StateSchema:
+        """The schema again, without loading any class of the job."""
+        version = data.get("version")
+        if version != SCHEMA_VERSION:
+            raise IncompatibleState("a schema has a version that this release does not read", state=data.get("name"),
+                                    expected=SCHEMA_VERSION, found=version, hint="use a newer release of holdfast")
+        try:
+            return cls(str(data["name"]), int(data["state_id"]), str(data["kind"]),
+                       state_type_from_json(data["value_type"]), _type_or_none(data["map_key_type"]),
+                       _type_or_none(data["namespace_type"]),
+                       None if data["ttl"] is None else TtlConfig.from_json(data["ttl"]), data["function"], version)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(f"a stored schema can't be read: {error!r}", state=data.get("name")) from error
+
+    def __str__(self) -> str:
+        inner = str(self.value_type) if self.map_key_type is None else f"{self.map_key_type}, {self.value_type}"
+        namespace = "" if self.namespace_type is None else f", namespace {self.namespace_type}"
+        ttl = "" if self.ttl is None else f", ttl {self.ttl.ttl}"
+        return f"{self.kind}[{inner}]{namespace}{ttl}"
+
+
+def _type_or_none(data: Mapping[str, Any] | None) -> StateType | None:
+    return None if data is None else state_type_from_json(data)
+
+
+def state_id_of(name: str, taken: Collection[int]) -> int:
+    """The two-byte id of a state: the hash of its name, or the next free one."""
+    if len(taken) >= STATE_IDS:
+        raise InvalidRequest(f"an operator can't hold more than {STATE_IDS} states", state=name)
+    candidate = xxhash.xxh64_intdigest(name.encode()) % STATE_IDS
+    while candidate in taken:
+        candidate = (candidate + 1) % STATE_IDS
+    return candidate
+
+
+class Verdict(str, Enum):
+    """What restoring a state under a new schema means."""
+
+    COMPATIBLE = "compatible"
+    MIGRATED = "migrated"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class SchemaComparison:
+    """The verdict, each reason for it, and the way out where it is a refusal."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    hint: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.verdict is not Verdict.REFUSED
+
+
+_WAY_OUT = ("declare the state as it was stored, give it a new name, or convert or drop it in a savepoint "
+            "(holdfast savepoint edit)")
+
+
+def compare_schemas(old: StateSchema, new: StateSchema) -> SchemaComparison:
+    """Whether state stored under `old` can be read under `new`: as it is, after migration, or not."""
+    refusals, changes = list[str](), list[str]()
+    if old.kind != new.kind:
+        refusals.append(f"the kind changed from {old.kind} to {new.kind}")
+    refusals += _fixed_type("map key", old.map_key_type, new.map_key_type)
+    if old.namespace_type is not None:
+        refusals += _fixed_type("namespace", old.namespace_type, new.namespace_type)
+    if old.function != new.function and "avg" in (old.function, new.function):
+        refusals.append(f"the function changed from {old.function} to {new.function}")
+    value = change_between(old.value_type, new.value_type)
+    refusals += value.refusals
+    changes += value.changes
+    if (old.ttl is None) != (new.ttl is None):
+        changes.append("TTL was switched on" if new.ttl is not None else "TTL was switched off")
+    if refusals:
+        return SchemaComparison(Verdict.REFUSED, tuple(refusals), _WAY_OUT)
+    return SchemaComparison(Verdict.MIGRATED if changes else Verdict.COMPATIBLE, tuple(changes))
+
+
+def _fixed_type(what: str, old: StateType | None, new: StateType | None) -> list[str]:
+    if old == new or (old is not None and new is not None and change_between(old, new, key=True).is_none):
+        return []
+    return [f"the {what} type changed from {old} to {new}"]
+
+
+def require_compatible(old: StateSchema, new: StateSchema) -> SchemaComparison:
+    """The comparison; a refusal is raised, naming the state, both schemas and the way out."""
+    comparison = compare_schemas(old, new)
+    if comparison.verdict is Verdict.REFUSED:
+        raise IncompatibleState(f"stored state does not fit what the job declares: {'; '.join(comparison.reasons)}",
+                                state=new.name, stored=str(old), declared=str(new), hint=comparison.hint)
+    return comparison
+
+
+def require_key_type(old: StateType, new: StateType, uid: str | None = None) -> None:
+    """Refuse a key type that would order or spread keys otherwise than the stored one."""
+    if _fixed_type("key", old, new):
+        raise IncompatibleState("stored state has another key type than the job declares", operator=uid, stored=str(old),
+                                declared=str(new), hint="key by the stored type, or convert the keys in a savepoint")
+
+
+def is_identity(old: StateSchema, new: StateSchema) -> bool:
+    """Whether entry values stored under `old` are already entry values of `new`."""
+    return (old.ttl is None) == (new.ttl is None) and change_between(old.value_type, new.value_type).is_none
+
+
+def migrator(old: StateSchema, new: StateSchema, now_ms: int = 0) -> Callable[[bytes], bytes]:
+    """From entry value bytes under `old` to entry value bytes under `new`.
+
+    Entries without an expiry get the one of an entry written at `now_ms` when TTL was switched on.
+    """
+    require_compatible(old, new)
+    convert = value_migrator(old.value_type, new.value_type)
+    skip = 8 if old.ttl is not None else 0
+    prefix = b""
+    if new.ttl is not None and old.ttl is None:
+        prefix = (min(now_ms + new.ttl.ttl_ms, NEVER) + (1 << 63)).to_bytes(8, "big")
+    keep = 8 if old.ttl is not None and new.ttl is not None else 0
+
+    def migrate(entry: bytes) -> bytes:
+        value = entry[skip:] if skip else entry
+        return prefix + entry[:keep] + (value if convert is None else convert(value))
+
+    return _unchanged if convert is None and skip == keep and not prefix else migrate
+
+
+def _unchanged(entry: bytes) -> bytes:
+    return entry

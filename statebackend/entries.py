@@ -181,6 +181,8 @@ class _GroupCursor:
 
 def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
     """Apply the rows of one key group in order: the last row of a key wins, and prefix deletes kill what came before."""
+    if _is_final(table):
+        return table
     rows = pa.array(np.arange(table.num_rows))
     table = table.append_column("row", rows).take(
         pc.sort_indices(table.append_column("row", rows), [("key", "ascending"), ("row", "ascending")]))
@@ -206,6 +208,14 @@ def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
     if not keep_deletes:
         alive &= ops == OP_PUT
     return table.select(["key", "value", "op"]).filter(pa.array(alive)).replace_schema_metadata(ENTRY_SCHEMA.metadata)
+
+
+def _is_final(table: pa.Table) -> bool:
+    """Whether the rows are puts in strictly ascending order already, as those of a full snapshot are."""
+    if table.num_rows and pc.max(table.column("op")).as_py() != OP_PUT:
+        return False
+    keys = _one_chunk(table.column("key"))
+    return table.num_rows < 2 or pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py() is True
 
 
 def _successor(prefix: bytes) -> bytes | None:

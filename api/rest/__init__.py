@@ -1,1 +1,1 @@
-"""To be filled."""
+"""The service: a registry of jobs, REST in Flink's shape, and savepoint management over HTTP."""

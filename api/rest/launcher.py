@@ -1,0 +1,124 @@
+"""Jobs as processes of the service: only files below the named folders, only for administrators.
+
+A started job lives in a session of its own and reports like any other, so that it outlives the service.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from api.rest.registry import Command, Registry, new_id
+from api.rest.roots import Roots
+from api.rest.settings import ServiceSettings
+from statebackend.errors import Conflict, InvalidRequest, NotFound
+
+
+class Launcher:
+    """Starts jobs, and starts them again after a rescaling."""
+
+    def __init__(self, settings: ServiceSettings, registry: Registry, roots: Roots) -> None:
+        self._settings, self._registry, self._roots = settings, registry, roots
+        self._token_path = settings.database.with_suffix(".token")
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def job_file(self, reference: str) -> tuple[Path, str]:
+        """The file and attribute of `file.py:flow`; the file must lie below a jobs folder after symlinks."""
+        if not self._settings.jobs_dirs:
+            raise InvalidRequest("this service starts no jobs", hint="start it with --jobs-dir FOLDER")
+        name, _, attribute = reference.partition(":")
+        if not attribute.isidentifier() or not name.endswith(".py") or "\0" in name:
+            raise InvalidRequest("a job is named like file.py:flow", found=reference)
+        for folder in self._settings.jobs_dirs:
+            root = folder.resolve()
+            path = (root / name).resolve()
+            if path.is_relative_to(root) and path.is_file():
+                return path, attribute
+        raise NotFound("no such job file below the jobs folders", job=reference)
+
+    def start(self, arguments: dict[str, Any], job_id: str | None = None) -> str:
+        """Start a job; with an id that was used already, nothing is started again."""
+        job_id = job_id or new_id()
+        if self._registry.launch(job_id) is not None:
+            return job_id
+        path, attribute = self.job_file(str(arguments["job"]))
+        command = self._command(path, attribute, arguments)
+        logs = self._settings.database.parent / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self._registry.register_job(job_id, Path(path).stem, {"runtime": arguments.get("runtime", "threads")},
+                                    "INITIALIZING")
+        self._registry.record_launch(job_id, None, arguments)
+        environment = os.environ | {"HOLDFAST_JOB_ID": job_id, "HOLDFAST_SERVICE_TOKEN": self.token()}
+        with open(logs / f"{job_id}.log", "ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                                       cwd=path.parent, start_new_session=True)
+        self._registry.record_launch(job_id, process.pid, arguments)
+        self._reap()
+        self._processes.append(process)
+        return job_id
+
+    def _command(self, path: Path, attribute: str, arguments: dict[str, Any]) -> list[str]:
+        folder = arguments.get("checkpoint_dir") or f"{self._roots.urls[0]}/checkpoints"
+        command = [sys.executable, "-m", "api.cli.main", "run", f"{path}:{attribute}",
+                   "--checkpoint-dir", self._roots.place(folder).url,
+                   "--checkpoint-interval", str(arguments.get("checkpoint_interval", "10s")),
+                   "--backend", str(arguments.get("backend", "rocksdb")),
+                   "--runtime", str(arguments.get("runtime", "threads")), "--service", self.url()]
+        restore = arguments.get("restore")
+        if restore:
+            command += ["--restore", restore if restore == "latest" else self._roots.place(restore).url]
+        if arguments.get("parallelism"):
+            command += ["--parallelism", str(arguments["parallelism"])]
+        for uid, parallelism in (arguments.get("operator_parallelism") or {}).items():
+            command += ["--parallelism", f"{uid}={parallelism}"]
+        for old, new in (arguments.get("uid_mapping") or {}).items():
+            command += ["--map-uid", f"{old}={new}"]
+        if arguments.get("allow_non_restored_state"):
+            command += ["--allow-non-restored-state"]
+        return command
+
+    def rescale(self, job_id: str, parallelism: int) -> Command:
+        """Ask a job that was started here to stop with a savepoint; it starts again when the savepoint is there."""
+        self._registry.job(job_id)
+        if self._registry.launch(job_id) is None:
+            raise Conflict("only jobs that this service started can be rescaled by it", job_id=job_id,
+                           hint="stop it with a savepoint and restore that with `holdfast run --restore PATH --parallelism N`")
+        arguments = {"target": f"{self._roots.urls[0]}/savepoints", "format": "open", "drain": False,
+                     "then": {"parallelism": parallelism}}
+        return self._registry.add_command(job_id, "stop", arguments, None)
+
+    def continue_after(self, command: Command) -> None:
+        """The second half of a rescaling. The new job's id is the trigger id, so that it can't be started twice."""
+        then = command.arguments.get("then")
+        if not then or command.status != "COMPLETED" or not command.result.get("location"):
+            return
+        started = self._registry.launch(command.job_id) or {}
+        arguments = {**started, "restore": command.result["location"], "parallelism": then["parallelism"],
+                     "operator_parallelism": {}}
+        self.start(arguments, command.request_id)
+        self._registry.note_restart(command.request_id, command.request_id)
+
+    def resume(self) -> None:
+        """Finish rescalings whose savepoint was done when the service died."""
+        for command in self._registry.stopped_to_rescale():
+            self.continue_after(command)
+
+    def url(self) -> str:
+        scheme = "https" if self._settings.certificate else "http"
+        host = "127.0.0.1" if self._settings.host in ("0.0.0.0", "::", "localhost") else self._settings.host
+        return f"{scheme}://{host}:{self._settings.port}"
+
+    def token(self) -> str:
+        """The token with which jobs of this service report; made once, readable by this user only."""
+        if not self._token_path.exists():
+            descriptor = os.open(self._token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                stream.write(secrets.token_urlsafe(32))
+        return self._token_path.read_text().strip()
+
+    def _reap(self) -> None:
+        self._processes = [process for process in self._processes if process.poll() is None]

@@ -1,0 +1,106 @@
+"""Background operations on savepoints: queued, run by a few threads, with progress, cancellation, and a lasting result.
+
+An operation that a killed service left behind is taken up again: where its destination is whole it had finished, else
+what is left of the destination is removed and it runs once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from api.rest import library
+from api.rest.registry import Operation, Registry
+from statebackend.errors import Conflict, HoldfastError
+
+log = logging.getLogger("holdfast.service")
+Progress = Callable[[int, int], None]
+
+
+class Canceled(Exception):  # noqa: N818
+    """Raised inside a running operation to end it."""
+
+
+class Operations:
+    """Runs operations in the order they came. All state that matters is in the registry."""
+
+    def __init__(self, registry: Registry, *, workers: int) -> None:
+        self._registry = registry
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._canceled: set[str] = set()
+        self._threads = [threading.Thread(target=self._work, name=f"operation-{index}", daemon=True)
+                         for index in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, kind: str, arguments: dict[str, Any], operation_id: str | None = None) -> Operation:
+        """Queue an operation; the same id again gives the known one and starts nothing."""
+        destination = arguments.get("destination")
+        if destination is not None and operation_id is None:
+            for other in self._registry.unfinished_operations():
+                if other.arguments.get("destination") == destination:
+                    raise Conflict("another operation is writing this destination", path=destination, operation_id=other.id)
+        operation, is_new = self._registry.add_operation(kind, arguments, operation_id)
+        if is_new:
+            self._queue.put(operation.id)
+        return operation
+
+    def cancel(self, operation_id: str) -> Operation:
+        """Ask an operation to end; it leaves no partial result."""
+        operation = self._registry.operation(operation_id)
+        self._canceled.add(operation_id)
+        if operation.status == "QUEUED":
+            self._registry.update_operation(operation_id, "CANCELED", operation.progress)
+        return self._registry.operation(operation_id)
+
+    def resume(self) -> None:
+        """Take up what an earlier run of the service left unfinished."""
+        for operation in self._registry.unfinished_operations():
+            if operation.status == "RUNNING" and library.finished_already(operation.kind, operation.arguments):
+                self._registry.update_operation(operation.id, "COMPLETED", 1.0,
+                                                library.result_of(operation.kind, operation.arguments))
+                continue
+            if operation.status == "RUNNING":
+                library.remove_partial(operation.kind, operation.arguments)
+            self._queue.put(operation.id)
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (operation_id := self._queue.get()) is not None:
+            operation = self._registry.operation(operation_id)
+            if operation.status in ("QUEUED", "RUNNING"):
+                self._run(operation)
+
+    def _run(self, operation: Operation) -> None:
+        self._registry.update_operation(operation.id, "RUNNING", 0.0)
+        try:
+            result = library.run(operation.kind, operation.arguments, self._progress_of(operation.id))
+        except Canceled:
+            self._registry.update_operation(operation.id, "CANCELED", 0.0)
+        except HoldfastError as error:
+            self._registry.update_operation(operation.id, "FAILED", 0.0, {"failure": str(error), "kind": error.kind})
+        except Exception as error:
+            log.exception("operation failed", extra={"operation_id": operation.id})
+            self._registry.update_operation(operation.id, "FAILED", 0.0, {"failure": f"{type(error).__name__}: {error}"})
+        else:
+            self._registry.update_operation(operation.id, "COMPLETED", 1.0, result)
+        self._canceled.discard(operation.id)
+
+    def _progress_of(self, operation_id: str) -> Progress:
+        last = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal last
+            if operation_id in self._canceled:
+                raise Canceled
+            if time.monotonic() - last > 0.25:
+                last = time.monotonic()
+                self._registry.update_operation(operation_id, "RUNNING", min(done / total, 1.0) if total else 0.0)
+        return report

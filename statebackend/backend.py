@@ -142,6 +142,15 @@ class KeyedBackend(ABC):
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """The checkpoint will never be: nothing may build on it, and its changes belong to the next one."""
 
+    def catch_up(self, handle: KeyedHandle, source: SnapshotSource) -> bool:
+        """Bring a backend, unchanged since its last snapshot, forward to `handle`, which is that snapshot and more.
+
+        The files of `handle` start with the files of the last snapshot's handle; the rest are entry files. They are
+        applied as stored state, not as changes, and the next incremental snapshot builds on `handle`. False: this
+        backend can't; nothing has changed, and the caller restores anew.
+        """
+        return False
+
     @abstractmethod
     def sweep(self, limit: int = 2048) -> int:
         """One tick of background clean-up: examine up to `limit` entries, remove the expired, return how many."""

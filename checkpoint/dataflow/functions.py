@@ -73,6 +73,8 @@ class OpenContext(ABC):
     Not every context offers everything; a call that makes no sense in its place is `InvalidRequest` with the reason.
     """
 
+    job_id: str = ""
+    job_name: str = ""
     uid: str
     subtask_index: int
     parallelism: int
@@ -80,6 +82,8 @@ class OpenContext(ABC):
     attempt: int = 0
     is_restored: bool = False
     restored_checkpoint_id: int | None = None
+    enumeration: Any = None
+    """For sources: what `Source.enumerate` found at this start."""
 
     def state(self, descriptor: StateDescriptor) -> State:
         """The keyed state of this name; keyed functions only. Ask in `open` and keep it: it follows the current key."""

@@ -13,7 +13,9 @@ from statebackend.errors import InvalidRequest
 from statebackend.ttl import TtlConfig
 from statebackend.types import StateType, state_type
 
-IN, ACC, OUT = TypeVar("IN"), TypeVar("ACC"), TypeVar("OUT")
+IN = TypeVar("IN")
+ACC = TypeVar("ACC")
+OUT = TypeVar("OUT")
 
 
 class StateKind(str, Enum):

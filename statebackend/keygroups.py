@@ -39,10 +39,11 @@ class KeyGroupRange:
         if type(self.first) is not int or type(self.last) is not int or \
                 not 0 <= self.first <= self.last < MAX_PARALLELISM:
             raise InvalidRequest("a key-group range goes from 0 or more up to its last group, which it includes",
-                                 found=f"{self.first!r}..{self.last!r}", expected=f"0 <= first <= last < {MAX_PARALLELISM}")
+                                 expected=f"0 <= first <= last < {MAX_PARALLELISM}",
+                                 found=f"{self.first!r}..{self.last!r}")
 
     def __contains__(self, group: object) -> bool:
-        return isinstance(group, (int, np.integer)) and self.first <= group <= self.last
+        return isinstance(group, (int, np.integer)) and self.first <= int(group) <= self.last
 
     def __len__(self) -> int:
         return self.last - self.first + 1
@@ -77,8 +78,7 @@ def _require_parallelism(parallelism: int, max_parallelism: int) -> None:
     require_max_parallelism(max_parallelism)
     if type(parallelism) is not int or not 1 <= parallelism <= max_parallelism:
         raise InvalidRequest("parallelism must be between 1 and the max parallelism", expected=f"1..{max_parallelism}",
-                             found=parallelism, hint="max parallelism is fixed when a job first runs; rescale a savepoint"
-                             " to change it")
+                             found=parallelism, hint="rescale a savepoint to change the max parallelism")
 
 
 def key_group_range(index: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
@@ -145,7 +145,8 @@ def key_groups_of(array: Any, max_parallelism: int, key_type: Any = None) -> np.
     return np.mod(hashes.view(np.int64), np.int64(max_parallelism)).astype(np.int32)
 
 
-_PLAIN_TYPES = {int, float, bool, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID}
+_PLAIN_TYPES = {int, float, bool, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
+                uuid.UUID}
 
 
 def _type_of(key: Any) -> StateType:

@@ -1,4 +1,4 @@
-"""How one state type became another, and how stored values follow: which changes lose nothing, and which are refused."""
+"""How one state type became another, and how stored values follow; what would lose something is refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from statebackend.codecs.base import StateType
 from statebackend.codecs.containers import ListType, MapType, OptionalType
 from statebackend.codecs.records import Field, RecordType, TupleType
-from statebackend.codecs.scalars import BytesType, FloatType, IntType
+from statebackend.codecs.scalars import FloatType, IntType
 from statebackend.codecs.special import DecimalType, EnumType
 from statebackend.codecs.temporal import DatetimeType, TimedeltaType
+from statebackend.codecs.text import BytesType
 from statebackend.types import state_type_from_json
 
 Convert = Callable[[Any], Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import xxhash
@@ -89,7 +89,7 @@ def state_id_of(name: str, taken: Collection[int]) -> int:
     return candidate
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """What restoring a state under a new schema means."""
 
     COMPATIBLE = "compatible"
@@ -151,8 +151,9 @@ def require_compatible(old: StateSchema, new: StateSchema) -> SchemaComparison:
 def require_key_type(old: StateType, new: StateType, uid: str | None = None) -> None:
     """Refuse a key type that would order or spread keys otherwise than the stored one."""
     if _fixed_type("key", old, new):
-        raise IncompatibleState("stored state has another key type than the job declares", operator=uid, stored=str(old),
-                                declared=str(new), hint="key by the stored type, or convert the keys in a savepoint")
+        raise IncompatibleState("stored state has another key type than the job declares", operator=uid,
+                                stored=str(old), declared=str(new),
+                                hint="key by the stored type, or convert the keys in a savepoint")
 
 
 def is_identity(old: StateSchema, new: StateSchema) -> bool:

@@ -16,7 +16,10 @@ import pyarrow as pa
 
 from statebackend.descriptors import StateDescriptor
 
-K, V, IN, OUT = TypeVar("K"), TypeVar("V"), TypeVar("IN"), TypeVar("OUT")
+K = TypeVar("K")
+V = TypeVar("V")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
 
 
 class State(ABC):

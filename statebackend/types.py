@@ -14,9 +14,10 @@ from statebackend.codecs.annotations import Digits, Pickled, Zoned, state_type
 from statebackend.codecs.base import CODEC_VERSION, StateType
 from statebackend.codecs.containers import ListType, MapType, OptionalType
 from statebackend.codecs.records import Field, RecordType, TupleType
-from statebackend.codecs.scalars import BoolType, BytesType, FloatType, IntType, StrType
+from statebackend.codecs.scalars import BoolType, FloatType, IntType
 from statebackend.codecs.special import DecimalType, EnumType, PickledType, UuidType
-from statebackend.codecs.temporal import DateType, DatetimeType, TimedeltaType, TimeType
+from statebackend.codecs.temporal import DatetimeType, DateType, TimedeltaType, TimeType
+from statebackend.codecs.text import BytesType, StrType
 from statebackend.errors import CorruptData, IncompatibleState
 
 
@@ -63,5 +64,5 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], StateType]] = {
     "record": _record,
 }
 
-__all__ = ["CODEC_VERSION", "Digits", "Field", "ListType", "MapType", "OptionalType", "Pickled", "RecordType", "StateType",
-           "TupleType", "Zoned", "state_type", "state_type_from_json"]
+__all__ = ["CODEC_VERSION", "Digits", "Field", "ListType", "MapType", "OptionalType", "Pickled", "RecordType",
+           "StateType", "TupleType", "Zoned", "state_type", "state_type_from_json"]

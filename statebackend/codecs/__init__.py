@@ -1,1 +1,1 @@
-"""Python type <-> Arrow type <-> bytes. The grammar is in docs/formats/codecs.md; `statebackend.types` is the way in."""
+"""Python type <-> Arrow type <-> bytes. Grammar: docs/formats/codecs.md. The way in: `statebackend.types`."""

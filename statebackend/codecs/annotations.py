@@ -18,9 +18,10 @@ from statebackend.codecs.arrays import is_bytes, is_text
 from statebackend.codecs.base import StateType
 from statebackend.codecs.containers import ListType, MapType, OptionalType
 from statebackend.codecs.records import Field, RecordType, TupleType
-from statebackend.codecs.scalars import BoolType, BytesType, FloatType, IntType, StrType
+from statebackend.codecs.scalars import BoolType, FloatType, IntType
 from statebackend.codecs.special import DecimalType, EnumType, PickledType, UuidType
-from statebackend.codecs.temporal import DateType, DatetimeType, TimedeltaType, TimeType
+from statebackend.codecs.temporal import DatetimeType, DateType, TimedeltaType, TimeType
+from statebackend.codecs.text import BytesType, StrType
 from statebackend.errors import InvalidRequest
 
 _SIMPLE: dict[Any, StateType] = {
@@ -48,7 +49,7 @@ class Digits:
     scale: int
 
 
-def Pickled(cls: type = object) -> StateType:  # noqa: N802
+def Pickled(cls: type = object) -> StateType:
     """Any picklable class as a state type. Tools and the service show such values as bytes and never load them."""
     if not isinstance(cls, type):
         raise InvalidRequest("Pickled takes a class", found=repr(cls))
@@ -189,8 +190,8 @@ def _from_arrow(kind: pa.DataType) -> StateType:
         if test(kind):
             return found
     raise InvalidRequest(f"the Arrow type {kind} has no state type",
-                         hint="cast nanoseconds to microseconds; use int, float, bool, string, binary, date32, timestamp,"
-                              " duration, decimal128, list, map or struct")
+                         hint="cast nanoseconds to microseconds; use int, float, bool, string, binary, date32, "
+                              "timestamp, duration, decimal128, list, map or struct")
 
 
 _ARROW_SIMPLE = ((pt.is_boolean, BoolType()), (is_text, StrType()), (is_bytes, BytesType()), (pt.is_date, DateType()),

@@ -82,7 +82,7 @@ def validity_of(array: pa.Array) -> pa.Buffer | None:
 def binary_rows(rows: Bytes, valid_from: pa.Array | None = None) -> pa.BinaryArray:
     """A binary array of the rows of an (n, width) byte matrix; null where `valid_from` is."""
     count, width = rows.shape
-    offsets = np.arange(0, (count + 1) * width, width, np.int32) if width else np.zeros(count + 1, np.int32)
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
     validity = None if valid_from is None else validity_of(valid_from)
     data = pa.py_buffer(np.ascontiguousarray(rows))
     return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), data])
@@ -93,13 +93,15 @@ def rows_of(array: pa.BinaryArray, width: int, what: str) -> Bytes:
     count = len(array)
     if array.null_count:
         array = array.fill_null(bytes(width))
-    offsets = np.frombuffer(array.buffers()[1], np.int32, count + 1, array.offset * 4) if count else np.zeros(1, np.int32)
-    if count and not (np.diff(offsets) == width).all():
+    if count == 0:
+        return np.zeros((0, width), np.uint8)
+    offsets = np.frombuffer(array.buffers()[1], np.int32, count + 1, array.offset * 4)
+    if not (np.diff(offsets) == width).all():
         wrong = int(np.flatnonzero(np.diff(offsets) != width)[0])
         raise CorruptData(f"stored bytes are no {what}: expected {width} bytes", row=wrong,
                           found=array[wrong].as_py()[:32].hex())
     data = array.buffers()[2]
-    if count == 0 or data is None:
+    if data is None:
         return np.zeros((count, width), np.uint8)
     return np.frombuffer(data, np.uint8, count * width, int(offsets[0])).reshape(count, width)
 

@@ -38,6 +38,7 @@ class StateType(ABC):
     arrow_type: pa.DataType
     nullable: bool = False
     immutable: bool = True
+    can_be_key: bool = True
     python_type: type | None = None
     fixed_key_width: int | None = None
     fixed_value_width: int | None = None
@@ -71,6 +72,8 @@ class StateType(ABC):
 
     def require_key(self) -> None:
         """Refuse types that can't be keys; the others do nothing."""
+        if not self.can_be_key:
+            raise self._no_key()
 
     def encode_key(self, value: Any) -> bytes:
         """An encoding that sorts like the values and tells where it ends."""
@@ -118,7 +121,7 @@ class StateType(ABC):
         decode = self.decode_key
         return self.to_arrow([None if v is None else decode(v) for v in array.to_pylist()])
 
-    def hash_array(self, array: Any, seeds: Any = np.uint64(hashing.SEED)) -> hashing.U64:
+    def hash_array(self, array: Any, seeds: Any = hashing.FIRST_SEED) -> hashing.U64:
         """`hash_unsigned` of each row; a null row keeps its seed."""
         array = self.conform(array)
         hashes = self._hash_rows(array, seeds)
@@ -175,7 +178,8 @@ class StateType(ABC):
 
     def refuse(self, value: Any, why: str | None = None, hint: str | None = None) -> NoReturn:
         found = f"{type(value).__name__} {shortened(value)}"
-        raise InvalidRequest(why or "a value has another type than declared", hint=hint, expected=str(self), found=found)
+        why = why or "a value has another type than declared"
+        raise InvalidRequest(why, hint=hint, expected=str(self), found=found)
 
     def corrupt(self, data: bytes, why: str) -> NoReturn:
         raise CorruptData(f"stored bytes are no {self}: {why}", found=bytes(data[:32]).hex())

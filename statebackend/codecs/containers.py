@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import msgspec
@@ -22,6 +23,7 @@ class OptionalType(StateType):
     """A value or None. Alone: 00, or 01 and the value; keys alike, so that None comes first."""
 
     tag: ClassVar[str] = "optional"
+    can_be_key = False
     nullable = True
 
     def __init__(self, item: StateType) -> None:
@@ -51,9 +53,6 @@ class OptionalType(StateType):
         if data[:1] != _SOME:
             self.corrupt(data, "it starts neither with 00 nor with 01")
         return self.item.decode(data[1:])
-
-    def require_key(self) -> None:
-        raise self._no_key()
 
     def encode_key(self, value: Any) -> bytes:
         return _NONE if value is None else _SOME + self.item.encode_key(value)
@@ -89,7 +88,7 @@ class OptionalType(StateType):
     def hash_unsigned(self, value: Any, seed: int) -> int:
         return seed if value is None else self.item.hash_unsigned(value, seed)
 
-    def hash_array(self, array: Any, seeds: Any = np.uint64(hashing.SEED)) -> hashing.U64:
+    def hash_array(self, array: Any, seeds: Any = hashing.FIRST_SEED) -> hashing.U64:
         return self.item.hash_array(array, seeds)
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
@@ -136,6 +135,7 @@ class ListType(_WireType):
     """A list, or with `container=tuple` a tuple of any length, of one type."""
 
     tag: ClassVar[str] = "list"
+    can_be_key = False
 
     def __init__(self, item: StateType, container: type = list) -> None:
         self.item, self.container = item, container
@@ -155,7 +155,7 @@ class ListType(_WireType):
         if type(value) is not self.container:
             self.refuse(value)
         check = self.item.check
-        for item in value:
+        for item in value:  # type: ignore[attr-defined]
             check(item)
 
     def copy(self, value: Any) -> Any:
@@ -165,9 +165,6 @@ class ListType(_WireType):
             return self.container(value)
         copy = self.item.copy
         return self.container([copy(item) for item in value])
-
-    def require_key(self) -> None:
-        raise self._no_key()
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         flat = self.item.to_arrow([item for value in values if value is not None for item in value])
@@ -184,7 +181,7 @@ class ListType(_WireType):
         base = offsets[0]
         items = self.item.from_arrow(array.values.slice(base, offsets[-1] - base))
         container = self.container
-        rows = [container(items[begin - base:end - base]) for begin, end in zip(offsets, offsets[1:])]
+        rows = [container(items[begin - base:end - base]) for begin, end in pairwise(offsets)]
         return _nulled(array, rows)
 
     def shape(self) -> dict[str, Any]:
@@ -211,6 +208,7 @@ class MapType(_WireType):
     """A dict; its keys must be of a type that can be a key. The order of insertion is kept."""
 
     tag: ClassVar[str] = "map"
+    can_be_key = False
     python_type = dict
     immutable = False
 
@@ -241,9 +239,6 @@ class MapType(_WireType):
         copy = self.value.copy
         return {key: copy(item) for key, item in value.items()}
 
-    def require_key(self) -> None:
-        raise self._no_key()
-
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         present = [value for value in values if value is not None]
         keys = self.key.to_arrow([key for value in present for key in value])
@@ -262,7 +257,7 @@ class MapType(_WireType):
         keys = self.key.from_arrow(array.keys.slice(base, count))
         items = self.value.from_arrow(array.items.slice(base, count))
         rows = [dict(zip(keys[begin - base:end - base], items[begin - base:end - base]))
-                for begin, end in zip(offsets, offsets[1:])]
+                for begin, end in pairwise(offsets)]
         return _nulled(array, rows)
 
     def shape(self) -> dict[str, Any]:

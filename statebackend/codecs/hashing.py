@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from xxhash import xxh64_intdigest as hash_bytes
+import xxhash
 
 SEED = 42
+FIRST_SEED = np.uint64(SEED)
+hash_bytes = xxhash.xxh64_intdigest
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 _TWO_64, _TWO_63 = 1 << 64, 1 << 63

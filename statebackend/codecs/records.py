@@ -99,11 +99,10 @@ class FieldsType(_WireType):
     def encode_key_array(self, array: Any) -> pa.BinaryArray:
         array = self.conform(array)
         columns = [kind.encode_key_array(column) for kind, column in zip(self.types, array.flatten())]
-        return joined(columns, len(array)) if len(columns) != 1 else columns[0]
-
-    def encode_array(self, array: Any) -> pa.BinaryArray:
-        encode = self.encode
-        return pa.array([None if v is None else encode(v) for v in self.from_arrow(array)], pa.binary())
+        encoded = joined(columns, len(array))
+        if not array.null_count:
+            return encoded
+        return pc.if_else(pc.is_valid(array), encoded, pa.scalar(None, pa.binary()))  # fields may all be optional
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         count, nothing = len(values), (None,) * len(self.types)
@@ -186,7 +185,7 @@ class RecordType(FieldsType):
         self.class_name = class_name if cls is None else f"{cls.__module__}.{cls.__qualname__}"
         self.python_type = cls if cls is not None else dict
         self._set_fields(tuple(field.name for field in fields), tuple(field.type for field in fields))
-        self.split, self.build = _access(cls, self.names)  # type: ignore[method-assign]
+        self.split, self.build = _access(cls, self.names)  # type: ignore[method-assign, assignment]
         self.to_wire, self.from_wire = self._fields_to_wire, self._fields_from_wire
         if self._to_wires is None:
             self.to_wire = self.split
@@ -197,7 +196,7 @@ class RecordType(FieldsType):
     def check(self, value: Any) -> None:
         if type(value) is not self.python_type:
             self.refuse(value)
-        if self.cls is None and value.keys() != set(self.names):
+        if self.cls is None and set(value) != set(self.names):  # type: ignore[call-overload]
             self.refuse(value, "a record has other fields than declared")
         try:
             self._check_fields(value)

@@ -1,10 +1,9 @@
-"""Numbers, booleans, text and bytes."""
+"""Integers, floats and booleans."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,14 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.codecs import hashing
-from statebackend.codecs.arrays import (
-    binary_rows,
-    escape_text,
-    from_numbers,
-    numbers_of,
-    rows_of,
-    unescape_text,
-)
+from statebackend.codecs.arrays import binary_rows, from_numbers, numbers_of, rows_of
 from statebackend.codecs.base import StateType
 
 _SIGN = 1 << 63
@@ -30,7 +22,7 @@ _FORMATS = {(8, True): "<b", (16, True): "<h", (32, True): "<i", (64, True): "<q
 
 
 class FixedWidth(StateType):
-    """Types whose Arrow data, little-endian, is their value codec; keys are numbers of eight bytes unless overridden."""
+    """Types whose Arrow data, little-endian, is their value codec."""
 
     dtype: Any
 
@@ -65,7 +57,7 @@ class IntType(FixedWidth):
         self.fixed_value_width, self.fixed_key_width = bits // 8, 8
         self._value = struct.Struct(_FORMATS[bits, signed])
         self._bias = _SIGN if signed else 0
-        self.encode = self._value.pack  # type: ignore[method-assign]
+        self.encode = self._value.pack  # type: ignore[method-assign, assignment]
 
     def check(self, value: Any) -> None:
         if type(value) is not int:
@@ -142,7 +134,7 @@ class FloatType(FixedWidth):
         self.dtype = np.dtype(f"<f{bits // 8}")
         self.fixed_value_width, self.fixed_key_width = bits // 8, 8
         self._value = struct.Struct("<d" if bits == 64 else "<f")
-        self.encode = self._value.pack  # type: ignore[method-assign]
+        self.encode = self._value.pack  # type: ignore[method-assign, assignment]
 
     def check(self, value: Any) -> None:
         if type(value) is float:
@@ -292,152 +284,3 @@ class BoolType(StateType):
 def _bits(array: pa.Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     filled = array.fill_null(False) if array.null_count else array
     return filled.to_numpy(zero_copy_only=False).astype(np.uint8)  # type: ignore[no-any-return]
-
-
-class StrType(StateType):
-    """Text: UTF-8 as a value; as a key UTF-8 with 00 escaped as 00 FF and 00 00 at the end."""
-
-    tag: ClassVar[str] = "str"
-    python_type = str
-    wire_type = str
-    arrow_type = pa.string()
-
-    def check(self, value: Any) -> None:
-        if type(value) is not str:
-            self.refuse(value)
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                self.refuse(value, f"text that is no Unicode can't be stored: {error.reason}")
-
-    def encode(self, value: str) -> bytes:
-        return value.encode()
-
-    def decode(self, data: bytes) -> str:
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            self.corrupt(data, str(error))
-
-    def encode_key(self, value: str) -> bytes:
-        data = value.encode()
-        if b"\x00" in data:
-            data = data.replace(b"\x00", b"\x00\xff")
-        return data + b"\x00\x00"
-
-    def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[str, int]:
-        raw, end = read_escaped(self, data, offset)
-        return self.decode(raw), end
-
-    def encode_array(self, array: Any) -> pa.BinaryArray:
-        return self.conform(array).cast(pa.binary())
-
-    def decode_array(self, array: pa.BinaryArray) -> pa.Array:
-        try:
-            return array.cast(pa.string())
-        except pa.ArrowInvalid as error:
-            self.corrupt(b"", str(error))
-
-    def encode_key_array(self, array: Any) -> pa.BinaryArray:
-        return escape_text(self.conform(array))
-
-    def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
-        return self.decode_array(unescape_text(array, str(self)))
-
-    def hash_unsigned(self, value: str, seed: int) -> int:
-        return hashing.hash_bytes(value.encode(), seed)
-
-    def _hash_rows(self, array: pa.Array, seeds: Any) -> hashing.U64:
-        return hashing.hash_strings(array, seeds)
-
-    def shape(self) -> dict[str, Any]:
-        return {"type": "str"}
-
-    def arguments(self) -> tuple[Any, ...]:
-        return ()
-
-    def __str__(self) -> str:
-        return "str"
-
-
-def read_escaped(kind: StateType, data: bytes, offset: int) -> tuple[bytes, int]:
-    """The escaped bytes that start at `offset`, unescaped, and where they end."""
-    end = data.find(b"\x00", offset)
-    while end >= 0 and data[end + 1:end + 2] == b"\xff":
-        end = data.find(b"\x00", end + 2)
-    if end < 0 or data[end + 1:end + 2] != b"\x00":
-        kind.corrupt(data[offset:], "the end mark is missing")
-    raw = data[offset:end]
-    return (raw.replace(b"\x00\xff", b"\x00") if b"\x00" in raw else raw), end + 2
-
-
-class BytesType(StateType):
-    """Bytes as they are, of any length or of one fixed length; keys are escaped like text."""
-
-    tag: ClassVar[str] = "bytes"
-    python_type = bytes
-    wire_type = bytes
-
-    def __init__(self, length: int | None = None) -> None:
-        self.length = length
-        self.arrow_type = pa.binary() if length is None else pa.binary(length)
-        self.fixed_value_width = length
-
-    def check(self, value: Any) -> None:
-        if type(value) is not bytes:
-            self.refuse(value, hint="convert it with bytes(...)" if isinstance(value, (bytearray, memoryview)) else None)
-        if self.length is not None and len(value) != self.length:
-            self.refuse(value, f"expected {self.length} bytes, found {len(value)}")
-
-    def encode(self, value: bytes) -> bytes:
-        return value
-
-    def decode(self, data: bytes) -> bytes:
-        if self.length is not None and len(data) != self.length:
-            self.corrupt(data, f"expected {self.length} bytes")
-        return data
-
-    def encode_key(self, value: bytes) -> bytes:
-        if b"\x00" in value:
-            value = value.replace(b"\x00", b"\x00\xff")
-        return value + b"\x00\x00"
-
-    def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[bytes, int]:
-        raw, end = read_escaped(self, data, offset)
-        return self.decode(raw), end
-
-    def encode_array(self, array: Any) -> pa.BinaryArray:
-        return self.conform(array).cast(pa.binary())
-
-    def decode_array(self, array: pa.BinaryArray) -> pa.Array:
-        if self.length is None:
-            return array
-        rows = rows_of(array, self.length, str(self))
-        return from_numbers(rows.reshape(-1).view(f"V{self.length}"), self.arrow_type, array)
-
-    def encode_key_array(self, array: Any) -> pa.BinaryArray:
-        return escape_text(self.conform(array))
-
-    def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
-        return self.decode_array(unescape_text(array, str(self)))
-
-    def hash_unsigned(self, value: bytes, seed: int) -> int:
-        return hashing.hash_bytes(value, seed)
-
-    def _hash_rows(self, array: pa.Array, seeds: Any) -> hashing.U64:
-        return hashing.hash_strings(array, seeds)
-
-    def shape(self) -> dict[str, Any]:
-        return {"type": "bytes"} if self.length is None else {"type": "bytes", "length": self.length}
-
-    def arguments(self) -> tuple[Any, ...]:
-        return (self.length,)
-
-    def __str__(self) -> str:
-        return "bytes" if self.length is None else f"bytes[{self.length}]"
-
-
-def values_or_none(values: Sequence[Any], convert: Any) -> list[Any]:
-    """Convert each value that is not None."""
-    return [None if value is None else convert(value) for value in values]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from statebackend.codecs import hashing
 from statebackend.codecs.arrays import binary_rows, from_numbers, numbers_of, rows_of
 from statebackend.codecs.base import StateType
-from statebackend.codecs.scalars import StrType, read_escaped, values_or_none
+from statebackend.codecs.text import StrType, read_escaped, values_or_none
 from statebackend.errors import InvalidRequest
 
 _SIGN_128 = 1 << 127
@@ -199,7 +199,7 @@ class EnumType(StrType):
     def __init__(self, names: tuple[str, ...], cls: type[Enum] | None = None, class_name: str | None = None) -> None:
         self.names, self.cls = tuple(names), cls
         self.class_name = class_name if cls is None else f"{cls.__module__}.{cls.__qualname__}"
-        self.python_type = cls if cls is not None else str
+        self.python_type = cls if cls is not None else str  # type: ignore[assignment]
         self._known = frozenset(self.names)
         if cls is not None:
             self.to_wire, self.from_wire = (lambda member: member.name), self._member
@@ -218,7 +218,7 @@ class EnumType(StrType):
             self.refuse(value, "combinations of flags can't be stored")
 
     def _name(self, value: Any) -> str:
-        return value if self.cls is None else value.name
+        return value if self.cls is None else value.name  # type: ignore[no-any-return]
 
     def _member(self, name: str) -> Any:
         if self.cls is None:
@@ -267,6 +267,7 @@ class PickledType(StateType):
     """Any object, pickled: the explicit opt-in. Read from JSON it is opaque bytes, and nothing is ever unpickled."""
 
     tag: ClassVar[str] = "pickled"
+    can_be_key = False
     arrow_type = pa.binary()
     immutable = False
     wire_type = bytes
@@ -301,9 +302,6 @@ class PickledType(StateType):
         except Exception as error:
             self.corrupt(data, f"it can't be unpickled: {error}")
         return value
-
-    def require_key(self) -> None:
-        raise self._no_key()
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         return pa.array(values_or_none(values, self.encode), pa.binary())

@@ -22,7 +22,7 @@ _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 
 
 class CountedType(StateType):
-    """A type that is stored as one signed number: little-endian as a value, big-endian with the sign flipped as a key."""
+    """Stored as one signed number: little-endian as a value, big-endian with the sign flipped as a key."""
 
     wire_type = int
     width = 8

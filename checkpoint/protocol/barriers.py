@@ -94,12 +94,13 @@ class BarrierHandler:
     # -- what happens on channels --------------------------------------------------------------------------------------
 
     def on_arrival(self, channel: int, barrier: Barrier, now_ms: int) -> list[BarrierAction]:
-        """The barrier is in the queue. One that overtakes starts its checkpoint now, the others wait to be reached."""
-        if not (barrier.options.unaligned and _may_overtake(barrier)) or channel in self._ordered or \
-                self._is_over(barrier.checkpoint_id):
+        """The barrier is in the queue. One that overtakes starts its checkpoint now, one with a timeout its clock."""
+        options = barrier.options
+        if not _may_overtake(barrier) or not (options.unaligned or options.aligned_timeout_ms is not None) or \
+                channel in self._ordered or self._is_over(barrier.checkpoint_id):
             return []
         actions, current = self._align(barrier, now_ms)
-        if current is None or current.taken:
+        if current is None or current.taken or not options.unaligned:
             return actions
         current.overtaking = True
         return actions + self._advance(now_ms)
@@ -174,6 +175,11 @@ class BarrierHandler:
         """When `on_time` wants to be called at the latest."""
         current = self._current
         return None if current is None or current.taken else current.deadline
+
+    @property
+    def aligning(self) -> bool:
+        """Whether any checkpoint waits for barriers here."""
+        return self._current is not None or bool(self._tracked)
 
     @property
     def all_ended(self) -> bool:

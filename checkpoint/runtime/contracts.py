@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Protocol
 
 from statebackend.backend import KeyedHandle
@@ -52,7 +52,7 @@ class EndOfInput:
     drained: bool = True
 
 
-class CheckpointKind(str, Enum):
+class CheckpointKind(StrEnum):
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
 
@@ -250,7 +250,8 @@ class Partitioner(ABC):
         """The parts of a batch by channel index; order within a channel is the order of the batch."""
 
     @abstractmethod
-    def reroute(self, records: Records, old_channel: tuple[int, int], new_parallelism: int) -> list[tuple[int, Records]]:
+    def reroute(self, records: Records, old_channel: tuple[int, int],
+                new_parallelism: int) -> list[tuple[int, Records]]:
         """Where in-flight records of an unaligned checkpoint go when the receiving parallelism has changed.
 
         `old_channel` is (sender subtask, receiver subtask) at the time of the checkpoint.

@@ -28,7 +28,7 @@ COMMANDS = {
     "checkpoint": _Entry("api.cli.checkpoint", "List, show, verify and clean up checkpoints."),
     "serve": _Entry("api.cli.serve", "Serve the REST API and the web page."),
     "spark": _Entry("api.cli.spark", "Work with Spark Structured Streaming checkpoints and jobs."),
-    "bench": _Entry("api.cli.bench", "Measure Holdfast on this machine."),
+    "bench": _Entry("benchmarks.cli", "Measure Holdfast on this machine."),
     "config": _Entry("api.cli.config", "Show the settings in force and where each comes from."),
 }
 """Every top-level command. One whose module is not installed is not listed."""

@@ -86,7 +86,7 @@ class Launcher:
         self._registry.job(job_id)
         if self._registry.launch(job_id) is None:
             raise Conflict("only jobs that this service started can be rescaled by it", job_id=job_id,
-                           hint="stop it with a savepoint and restore that with `holdfast run --restore PATH --parallelism N`")
+                           hint="stop it with a savepoint, then `holdfast run --restore PATH --parallelism N`")
         arguments = {"target": f"{self._roots.urls[0]}/savepoints", "format": "open", "drain": False,
                      "then": {"parallelism": parallelism}}
         return self._registry.add_command(job_id, "stop", arguments, None)

@@ -21,7 +21,7 @@ log = logging.getLogger("holdfast.service")
 Progress = Callable[[int, int], None]
 
 
-class Canceled(Exception):  # noqa: N818
+class Canceled(Exception):
     """Raised inside a running operation to end it."""
 
 

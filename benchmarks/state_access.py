@@ -1,0 +1,164 @@
+"""Per-record state access against the bare structures below it: dict for memory, rocksdict for RocksDB."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rocksdict
+
+from benchmarks.measure import Asked, Benchmark, WrongAnswer, timed
+from statebackend import KeyGroupRange, TtlConfig, ValueStateDescriptor, create_backend
+
+
+def key_sequence(seed: int, keys: int, events: int) -> list[int]:
+    """A fresh sequence of fresh int objects; never the same twice."""
+    return [int(key) for key in np.random.default_rng(seed).integers(0, keys, events)]
+
+
+class _ReadModifyWrite(Benchmark):
+    keys = 1_000_000
+    events = 1_000_000
+    unit = "events/s"
+    backend: str
+    options: dict[str, Any] = {}
+
+    def setup(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+        if self.quick:
+            self.events = 300_000
+        self.expected: dict[str, int] = {}
+        self.open_backends: list[Any] = []
+        self.states = {"holdfast": self._state(None), "holdfast ttl": self._state(TtlConfig("1d"))}
+
+    def _state(self, ttl: TtlConfig | None) -> tuple[Any, Any]:
+        options = dict(self.options)
+        if self.backend == "rocksdb":
+            options["directory"] = str(self.folder / ("ttl" if ttl else "plain"))
+        backend = create_backend(self.backend, **options)
+        self.open_backends.append(backend)
+        keyed = backend.keyed(uid="bench", key_type=int, max_parallelism=128, key_groups=KeyGroupRange(0, 127))
+        return keyed, keyed.state(ValueStateDescriptor("count", int, default=0, ttl=ttl))
+
+    def teardown(self) -> None:
+        for backend in self.open_backends:
+            backend.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ours(self, name: str) -> Callable[[int], float]:
+        keyed, state = self.states[name]
+
+        def run(seed: int) -> float:
+            sequence = key_sequence(seed, self.keys, self.events)
+
+            def loop() -> None:
+                set_key, value, update = keyed.set_current_key, state.value, state.update
+                for key in sequence:
+                    set_key(key)
+                    update(value() + 1)
+            seconds = timed(loop)
+            self._check(name, state, keyed, sequence)
+            return len(sequence) / seconds
+        return run
+
+    def _check(self, name: str, state: Any, keyed: Any, sequence: list[int]) -> None:
+        self.expected[name] = self.expected.get(name, 0) + sum(key == sequence[0] for key in sequence)
+        counted = self.probe.setdefault(name, {})
+        for key in sequence:
+            if key % 997 == 0:
+                counted[key] = counted.get(key, 0) + 1
+        for key, count in counted.items():
+            keyed.set_current_key(key)
+            if state.value() != count:
+                raise WrongAnswer(f"key {key}: {state.value()} instead of {count}")
+
+    @property
+    def probe(self) -> dict[str, dict[int, int]]:
+        return self.__dict__.setdefault("_probe", {})
+
+
+class MemoryUniform(_ReadModifyWrite):
+    """value() and update() per record through the public API, types checked and changes tracked, on the memory backend,
+    against a bare dict loop doing the same increments: one million int keys, uniform."""
+
+    name = "memory-rmw-uniform"
+    baseline = "bare dict"
+    backend = "memory"
+    asked = {"holdfast": Asked(0.55, 0.70), "holdfast ttl": Asked(0.55 * 0.55, 0.70 * 0.75)}
+    guarded = ("holdfast", "holdfast ttl")
+
+    def contenders(self) -> dict[str, Callable[[int], float]]:
+        table: dict[int, int] = {}
+
+        def bare(seed: int) -> float:
+            sequence = key_sequence(seed, self.keys, self.events)
+
+            def loop() -> None:
+                for key in sequence:
+                    table[key] = table.get(key, 0) + 1
+            return len(sequence) / timed(loop)
+        return {"bare dict": bare, "holdfast": self._ours("holdfast"), "holdfast ttl": self._ours("holdfast ttl")}
+
+
+class MemoryHot(MemoryUniform):
+    """The same read-modify-write on the memory backend over ten thousand hot keys."""
+
+    name = "memory-rmw-hot"
+    keys = 10_000
+    asked = {"holdfast": Asked(0.30, 0.45)}
+    guarded = ("holdfast",)
+
+
+class RocksUniform(_ReadModifyWrite):
+    """value() and update() per record on the RocksDB backend against bare rocksdict get and put with the key bytes built
+    in the loop (write-ahead log off, same options): one million int keys, uniform; both databases aged alike."""
+
+    name = "rocksdb-rmw-uniform"
+    baseline = "bare rocksdict"
+    backend = "rocksdb"
+    asked = {"holdfast": Asked(0.85, 0.95), "holdfast ttl": Asked(0.85 * 0.9, 0.95 * 0.9)}
+    guarded = ("holdfast", "holdfast ttl")
+    events = 500_000
+
+    def setup(self) -> None:
+        super().setup()
+        if self.quick:
+            self.events = 150_000
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        self.raw = rocksdict.Rdict(str(self.folder / "raw"), options)
+        writes = rocksdict.WriteOptions()
+        writes.disable_wal = True
+        self.raw.set_write_options(writes)
+
+    def teardown(self) -> None:
+        self.raw.close()
+        super().teardown()
+
+    def contenders(self) -> dict[str, Callable[[int], float]]:
+        raw = self.raw
+
+        def bare(seed: int) -> float:
+            sequence = key_sequence(seed, self.keys, self.events)
+
+            def loop() -> None:
+                get, put = raw.get, raw.put
+                for key in sequence:
+                    stored = key.to_bytes(8, "big")
+                    old = get(stored)
+                    put(stored, ((int.from_bytes(old, "big") if old else 0) + 1).to_bytes(8, "big"))
+            return len(sequence) / timed(loop)
+        return {"bare rocksdict": bare, "holdfast": self._ours("holdfast"), "holdfast ttl": self._ours("holdfast ttl")}
+
+
+class RocksHot(RocksUniform):
+    """The same read-modify-write on the RocksDB backend over ten thousand hot keys, where a write-back cache pays."""
+
+    name = "rocksdb-rmw-hot"
+    keys = 10_000
+    asked = {"holdfast": Asked(2.5, 3.5)}
+    guarded = ("holdfast",)

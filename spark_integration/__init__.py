@@ -1,1 +1,29 @@
-"""To be filled."""
+"""Holdfast state inside PySpark: stateful transforms, savepoints as Spark data, import of Spark's own state.
+
+Names are imported on first use, so that `holdfast --help` does not load Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_integration.session import require_spark, spark_session
+    from spark_integration.stateful import stateful
+
+__all__ = ["require_spark", "spark_session", "stateful"]
+
+_HOME = {
+    "session": ["require_spark", "spark_session"],
+    "stateful": ["stateful"],
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'spark_integration' has no attribute {name!r}")
+    value = getattr(import_module(f"spark_integration.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +72,8 @@ def _run_all(picked: list[Any], *, quick: bool, out: Path, show: bool) -> dict[s
         for position, one in enumerate(picked, 1):
             benchmark = one(quick=quick)
             with console.status("") as status:
-                series = run_benchmark(benchmark, lambda line, at=position: status.update(f"[{at}/{len(picked)}] {line}"))
+                place = f"[{position}/{len(picked)}]"
+                series = run_benchmark(benchmark, _shown(status, place))
             entries.append(results.entry(benchmark, series))
             if show:
                 report.print_table(entries[-1], Console())
@@ -84,6 +86,10 @@ def _run_all(picked: list[Any], *, quick: bool, out: Path, show: bool) -> dict[s
     (out / "report.md").write_text(report.markdown(document))
     console.print(f"results: {out / 'results.json'}, {out / 'report.html'}")
     return document
+
+
+def _shown(status: Any, place: str) -> Callable[[str], None]:
+    return lambda line: status.update(f"{place} {line}")
 
 
 @app.command()

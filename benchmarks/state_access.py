@@ -31,7 +31,6 @@ class _ReadModifyWrite(Benchmark):
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
         if self.quick:
             self.events = 300_000
-        self.expected: dict[str, int] = {}
         self.open_backends: list[Any] = []
         self.states = {"holdfast": self._state(None), "holdfast ttl": self._state(TtlConfig("1d"))}
 
@@ -66,7 +65,6 @@ class _ReadModifyWrite(Benchmark):
         return run
 
     def _check(self, name: str, state: Any, keyed: Any, sequence: list[int]) -> None:
-        self.expected[name] = self.expected.get(name, 0) + sum(key == sequence[0] for key in sequence)
         counted = self.probe.setdefault(name, {})
         for key in sequence:
             if key % 997 == 0:
@@ -78,7 +76,8 @@ class _ReadModifyWrite(Benchmark):
 
     @property
     def probe(self) -> dict[str, dict[int, int]]:
-        return self.__dict__.setdefault("_probe", {})
+        found: dict[str, dict[int, int]] = self.__dict__.setdefault("_probe", {})
+        return found
 
 
 class MemoryUniform(_ReadModifyWrite):
@@ -89,7 +88,7 @@ class MemoryUniform(_ReadModifyWrite):
     baseline = "bare dict"
     backend = "memory"
     asked = {"holdfast": Asked(0.55, 0.70), "holdfast ttl": Asked(0.55 * 0.55, 0.70 * 0.75)}
-    guarded = ("holdfast", "holdfast ttl")
+    guarded: tuple[str, ...] = ("holdfast", "holdfast ttl")
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         table: dict[int, int] = {}
@@ -110,7 +109,7 @@ class MemoryHot(MemoryUniform):
     name = "memory-rmw-hot"
     keys = 10_000
     asked = {"holdfast": Asked(0.30, 0.45)}
-    guarded = ("holdfast",)
+    guarded: tuple[str, ...] = ("holdfast",)
 
 
 class RocksUniform(_ReadModifyWrite):
@@ -121,7 +120,7 @@ class RocksUniform(_ReadModifyWrite):
     baseline = "bare rocksdict"
     backend = "rocksdb"
     asked = {"holdfast": Asked(0.85, 0.95), "holdfast ttl": Asked(0.85 * 0.9, 0.95 * 0.9)}
-    guarded = ("holdfast", "holdfast ttl")
+    guarded: tuple[str, ...] = ("holdfast", "holdfast ttl")
     events = 500_000
 
     def setup(self) -> None:
@@ -161,4 +160,4 @@ class RocksHot(RocksUniform):
     name = "rocksdb-rmw-hot"
     keys = 10_000
     asked = {"holdfast": Asked(2.5, 3.5)}
-    guarded = ("holdfast",)
+    guarded: tuple[str, ...] = ("holdfast",)

@@ -94,7 +94,7 @@ class MemoryFold(_Fold):
     name = "memory-fold-int"
     baseline = "bare dict"
     asked = {"holdfast": Asked(8, 12)}
-    guarded = ("holdfast",)
+    guarded: tuple[str, ...] = ("holdfast",)
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         return {"bare dict": self._bare_dict(), "holdfast": self._ours}
@@ -116,7 +116,7 @@ class RocksFold(_Fold):
     baseline = "bare rocksdict"
     backend = "rocksdb"
     asked = {"holdfast": Asked(1.3, 1.6)}
-    guarded = ("holdfast",)
+    guarded: tuple[str, ...] = ("holdfast",)
     batches = 6
 
     def setup(self) -> None:

@@ -64,7 +64,16 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+__all__ = [
+    "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Backend", "Cleanup", "Clock", "Closed",
+    "Conflict", "CorruptData", "HoldfastError", "IncompatibleState", "InvalidRequest", "KeyGroupRange",
+    "KeyedBackend", "KeyedHandle", "ListState", "ListStateDescriptor", "LocalFiles", "ManualClock", "MapState",
+    "MapStateDescriptor", "NotFound", "OperatorStateStore", "PendingSnapshot", "Pickled", "ReducingState",
+    "ReducingStateDescriptor", "State", "StateDescriptor", "StateFile", "StateKind", "StateType", "SystemClock",
+    "TimeDomain", "Timer", "TimerService", "TtlConfig", "Unavailable", "UpdateType", "ValueState",
+    "ValueStateDescriptor", "Visibility", "backend_names", "create_backend", "default_max_parallelism",
+    "key_group_of", "key_group_range", "key_groups_of", "redistribute", "state_type", "subtask_of",
+]
 
 
 def __getattr__(name: str) -> Any:

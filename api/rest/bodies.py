@@ -23,8 +23,8 @@ class CheckpointTrigger(Body):
 
 
 class SavepointTrigger(Body):
-    target_directory: Url | None = Field(None, alias="target-directory", examples=["savepoints/"])
-    cancel_job: bool = Field(False, alias="cancel-job")
+    target_directory: Url | None = Field(default=None, alias="target-directory", examples=["savepoints/"])
+    cancel_job: bool = Field(default=False, alias="cancel-job")
     formatType: Literal["CANONICAL", "NATIVE"] | None = "CANONICAL"
     triggerId: HexId | None = None
 

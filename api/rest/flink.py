@@ -153,7 +153,7 @@ async def checkpoint_trigger(job_id: JobId, trigger_id: TriggerId, found: Regist
 async def trigger_savepoint(job_id: JobId, found: Registered, request: Request,
                             body: bodies.SavepointTrigger | None = None) -> Response:
     """Ask a job for a savepoint; with `cancel-job` it stops after it."""
-    body = body or bodies.SavepointTrigger()
+    body = body or bodies.SavepointTrigger.model_validate({})
     arguments = _savepoint_arguments(found, body.target_directory, body.formatType)
     kind = "stop" if body.cancel_job else "savepoint"
     arguments |= {"drain": False} if body.cancel_job else {}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from statebackend.backend import KeyedHandle
 from statebackend.entries import merge_entries, read_entries
-from statebackend.errors import IncompatibleState
-from statebackend.files import SnapshotSource
+from statebackend.errors import CorruptData, IncompatibleState
+from statebackend.files import SnapshotSource, StateFile
 from statebackend.keygroups import KeyGroupRange
+from statebackend.operator_state import OperatorStateSnapshot
 
 
 class SnapshotFormat(Protocol):
@@ -21,6 +23,13 @@ class SnapshotFormat(Protocol):
     def layers(self, handle: KeyedHandle, source: SnapshotSource,
                key_groups: KeyGroupRange) -> list[Iterable[pa.RecordBatch]]:
         """Entry batches to be replayed oldest layer first, each layer sorted by key group and cut to the range."""
+
+
+class OperatorStateFormat(Protocol):
+    """What a format has besides where it keeps operator state in files of its own."""
+
+    def operator_state(self, note: Mapping[str, Any], source: SnapshotSource) -> OperatorStateSnapshot:
+        """The operator state that `note`, left in its place, points to."""
 
 
 class EntriesFormat:
@@ -43,11 +52,15 @@ def format_of(handle: KeyedHandle) -> SnapshotFormat:
         module, attribute = _BUILT_IN[handle.format].split(":")
         reader: SnapshotFormat = getattr(__import__(module, fromlist=[attribute]), attribute)()
         return reader
+    plugged: SnapshotFormat = _plug_in(handle.format)
+    return plugged
+
+
+def _plug_in(name: str) -> Any:
     for entry in entry_points(group="holdfast.formats"):
-        if entry.name == handle.format:
-            loaded: SnapshotFormat = entry.load()()
-            return loaded
-    raise IncompatibleState("a snapshot is stored in a format that is not installed here", found=handle.format)
+        if entry.name == name:
+            return entry.load()()
+    raise IncompatibleState("a snapshot is stored in a format that is not installed here", found=name)
 
 
 def handle_layers(handle: KeyedHandle, source: SnapshotSource,
@@ -60,3 +73,18 @@ def merged_entries(handle: KeyedHandle, source: SnapshotSource,
                    key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
     """The final entries of a handle: puts only, sorted by entry key; memory is bounded by the largest key group."""
     return merge_entries(handle_layers(handle, source, key_groups or handle.key_groups))
+
+
+def operator_state(file: StateFile, source: SnapshotSource) -> OperatorStateSnapshot:
+    """The operator state that a subtask's file holds: the state itself, or a note of where another format keeps it."""
+    with source.open(file) as stream:
+        data = stream.read()
+    if data[:1] != b"{":
+        return OperatorStateSnapshot.from_bytes(data)
+    try:
+        note = json.loads(data)
+        name = str(note["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptData(f"operator state can't be decoded: {error}", path=file.path) from error
+    reader: OperatorStateFormat = _plug_in(name)
+    return reader.operator_state(note, source)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from statebackend.codecs import hashing
 from statebackend.codecs.arrays import joined
-from statebackend.codecs.base import StateType, encode_wire
+from statebackend.codecs.base import Conversion, StateType, encode_wire
 
 _NONE, _SOME = b"\x00", b"\x01"
 _ALL = 2**31 - 1  # an open end makes binary_slice fail on some arrays (pyarrow 26)
@@ -114,7 +114,7 @@ def _marked(encoded: pa.BinaryArray) -> pa.BinaryArray:
     return joined([pa.scalar(_SOME, pa.binary()), encoded], len(encoded)).fill_null(_NONE)
 
 
-class _WireType(StateType):
+class WireType(StateType):
     """Types whose value codec is one msgpack value."""
 
     def _prepare(self) -> None:
@@ -131,7 +131,7 @@ class _WireType(StateType):
         return wire if self.from_wire is None else self.from_wire(wire)
 
 
-class ListType(_WireType):
+class ListType(WireType):
     """A list, or with `container=tuple` a tuple of any length, of one type."""
 
     tag: ClassVar[str] = "list"
@@ -204,13 +204,14 @@ def _nulled(array: pa.Array, rows: list[Any]) -> list[Any]:
     return rows
 
 
-class MapType(_WireType):
+class MapType(WireType):
     """A dict; its keys must be of a type that can be a key. The order of insertion is kept."""
 
     tag: ClassVar[str] = "map"
     can_be_key = False
     python_type = dict
     immutable = False
+    _key_of: Conversion | None = None
 
     def __init__(self, key: StateType, value: StateType) -> None:
         key.require_key()
@@ -221,6 +222,10 @@ class MapType(_WireType):
         if key.to_wire is not None or value.to_wire is not None:
             self.to_wire = lambda entries: {key_to(k): value_to(v) for k, v in entries.items()}
         key_from, value_from = key.from_wire or _same, value.from_wire or _same
+        if _decodes_to_dicts(key):
+            plain_key = key_from
+            key_from = lambda wire: hashable(plain_key(wire))  # noqa: E731
+            self._key_of = hashable
         if key.from_wire is not None or value.from_wire is not None:
             self.from_wire = lambda entries: {key_from(k): value_from(v) for k, v in entries.items()}
         self._prepare()
@@ -256,6 +261,8 @@ class MapType(_WireType):
         base, count = offsets[0], offsets[-1] - offsets[0]
         keys = self.key.from_arrow(array.keys.slice(base, count))
         items = self.value.from_arrow(array.items.slice(base, count))
+        if self._key_of is not None:
+            keys = [self._key_of(key) for key in keys]
         rows = [dict(zip(keys[begin - base:end - base], items[begin - base:end - base]))
                 for begin, end in pairwise(offsets)]
         return _nulled(array, rows)
@@ -271,6 +278,26 @@ class MapType(_WireType):
 
     def __str__(self) -> str:
         return f"dict[{self.key}, {self.value}]"
+
+
+class RecordKey(dict[str, Any]):
+    """A record without its class where it is a key: a dict that can be hashed and must not be changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.values()))
+
+
+def hashable(value: Any) -> Any:
+    """The value with every dict in it as a `RecordKey`."""
+    if isinstance(value, dict):
+        return RecordKey({name: hashable(field) for name, field in value.items()})
+    return tuple(hashable(field) for field in value) if type(value) is tuple else value
+
+
+def _decodes_to_dicts(kind: StateType) -> bool:
+    if kind.python_type is dict:
+        return True
+    return any(_decodes_to_dicts(inner) for inner in getattr(kind, "types", ()))
 
 
 def _same(value: Any) -> Any:

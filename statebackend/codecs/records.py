@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from statebackend.codecs import hashing
 from statebackend.codecs.arrays import joined
 from statebackend.codecs.base import StateType
-from statebackend.codecs.containers import _WireType
+from statebackend.codecs.containers import RecordKey, WireType
 from statebackend.errors import InvalidRequest
 
 
-class FieldsType(_WireType):
+class FieldsType(WireType):
     """What tuples and records share: msgpack arrays as values, field after field as keys and in hashes."""
 
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class FieldsType(_WireType):
         fields = self.split(value)
         if self._to_wires is None:
             return fields
-        return [field if convert is None else convert(field) for field, convert in zip(fields, self._to_wires)]
+        return tuple([field if convert is None else convert(field) for field, convert in zip(fields, self._to_wires)])
 
     def _fields_from_wire(self, wire: Sequence[Any]) -> Any:
         if self._from_wires is not None:
@@ -194,9 +194,9 @@ class RecordType(FieldsType):
         self.immutable = _frozen(cls) and all(kind.immutable for kind in self.types)
 
     def check(self, value: Any) -> None:
-        if type(value) is not self.python_type:
+        if type(value) is not self.python_type and (self.cls is not None or not isinstance(value, dict)):
             self.refuse(value)
-        if self.cls is None and set(value) != set(self.names):  # type: ignore[call-overload]
+        if self.cls is None and set(value) != set(self.names):
             self.refuse(value, "a record has other fields than declared")
         try:
             self._check_fields(value)
@@ -208,6 +208,10 @@ class RecordType(FieldsType):
         if self.cls is not None and self.cls.__hash__ is None:
             raise InvalidRequest(f"{self.cls.__qualname__} can't be a key: its values can be changed",
                                  hint="declare it with @dataclass(frozen=True)")
+
+    def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[Any, int]:
+        value, end = super().decode_key_from(data, offset)
+        return (value if self.cls is not None else RecordKey(value)), end
 
     def shape(self) -> dict[str, Any]:
         return {"type": "record",

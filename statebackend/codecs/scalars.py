@@ -29,7 +29,7 @@ class FixedWidth(StateType):
     def encode_array(self, array: Any) -> pa.BinaryArray:
         array = self.conform(array)
         numbers = numbers_of(array, self.dtype)
-        return binary_rows(numbers.view(np.uint8).reshape(len(array), -1), array)
+        return binary_rows(numbers.view(np.uint8).reshape(len(array), numbers.dtype.itemsize), array)
 
     def decode_array(self, array: pa.BinaryArray) -> pa.Array:
         rows = rows_of(array, np.dtype(self.dtype).itemsize, str(self))

@@ -41,7 +41,6 @@ class DecimalType(StateType):
                                  found=f"precision {precision}, scale {scale}")
         self.precision, self.scale = precision, scale
         self.arrow_type = pa.decimal128(precision, scale)
-        self._limit = 10 ** precision
         self.to_wire, self.from_wire = self.encode, self.decode
 
     def check(self, value: Any) -> None:
@@ -49,10 +48,14 @@ class DecimalType(StateType):
             self.refuse(value, hint="convert it with Decimal(...)")
         if not value.is_finite():
             self.refuse(value, "a decimal must be a number")
-        scaled = value.scaleb(self.scale, _WIDE)
-        if scaled != scaled.to_integral_value() or abs(scaled) >= self._limit:
+        if value and (value.adjusted() >= self.precision - self.scale or self._too_fine(value)):
             self.refuse(value, "a decimal does not fit its declared digits exactly",
                         "round it with quantize, or declare more digits")
+
+    def _too_fine(self, value: Decimal) -> bool:
+        _, digits, exponent = value.as_tuple()
+        surplus = -int(exponent) - self.scale
+        return surplus > 0 and any(digits[max(len(digits) - surplus, 0):])
 
     def _unscaled(self, value: Decimal) -> int:
         return int(value.scaleb(self.scale, _WIDE))

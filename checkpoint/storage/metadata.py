@@ -35,7 +35,7 @@ class ChannelStateEntry:
 class SubtaskEntry:
     """The state of one operator in one subtask.
 
-    operator   bytes of an `OperatorStateSnapshot`
+    operator   bytes of an `OperatorStateSnapshot`, or a note of where another format keeps it: in `operator_files`
     in_flight  all records that an unaligned barrier overtook at this subtask, as its runtime's codec wrote them; kept
                with the first operator of a chain. `input_channels` and `output_channels` hold them channel by channel
                where a writer stores them that way.

@@ -96,6 +96,8 @@ def _subtask(subtask: SubtaskEntry, schemas: _Table, key_types: _Table) -> dict[
         data["keyed"] = [_handle(handle, schemas, key_types) for handle in subtask.keyed]
     if subtask.operator is not None:
         data["operator"] = _file(subtask.operator)
+    if subtask.operator_files:
+        data["operator_files"] = [_file(file) for file in subtask.operator_files]
     if subtask.in_flight is not None:
         data["in_flight"] = _file(subtask.in_flight)
     if subtask.input_channels:
@@ -164,6 +166,7 @@ class _SubtaskV1(msgspec.Struct, frozen=True):
     in_flight: _FileV1 | None = None
     input_channels: tuple[_ChannelV1, ...] = ()
     output_channels: tuple[_ChannelV1, ...] = ()
+    operator_files: tuple[_FileV1, ...] = ()
 
 
 class _OperatorV1(msgspec.Struct, frozen=True):
@@ -259,7 +262,8 @@ def _read_operator(raw: _OperatorV1) -> OperatorEntry:
                      None if item.operator is None else _read_file(item.operator),
                      tuple([_read_channel(channel) for channel in item.input_channels]),
                      tuple([_read_channel(channel) for channel in item.output_channels]),
-                     None if item.in_flight is None else _read_file(item.in_flight))
+                     None if item.in_flight is None else _read_file(item.in_flight),
+                     tuple([_read_file(file) for file in item.operator_files]))
         for item in raw.subtasks])
     return OperatorEntry(raw.uid, raw.name, raw.parallelism, raw.max_parallelism, subtasks)
 

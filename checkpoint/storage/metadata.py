@@ -48,6 +48,7 @@ class SubtaskEntry:
     input_channels: tuple[ChannelStateEntry, ...] = ()
     output_channels: tuple[ChannelStateEntry, ...] = ()
     in_flight: StateFile | None = None
+    operator_files: tuple[StateFile, ...] = ()
 
     def files(self) -> Iterator[StateFile]:
         """Every file this subtask needs, inline ones included."""
@@ -59,6 +60,7 @@ class SubtaskEntry:
         """The files of operator state and of records in flight."""
         if self.operator is not None:
             yield self.operator
+        yield from self.operator_files
         if self.in_flight is not None:
             yield self.in_flight
         for channel in (*self.input_channels, *self.output_channels):

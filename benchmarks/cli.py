@@ -109,6 +109,25 @@ def compare(before: Path, after: Path) -> None:
 
 
 @app.command()
+def peers(names: Annotated[list[str] | None, typer.Argument(help="bytewax, quixstreams, pathway, pyflink; all if none")] = None,
+          ) -> None:
+    """Create the environments of the peers, each of its own, below .venv-peers (or $HOLDFAST_PEERS).
+
+    Example: holdfast bench peers bytewax
+    """
+    from benchmarks import peers as environments
+    from benchmarks.measure import CannotRun
+
+    for name in names or environments.PACKAGES:
+        if name not in environments.PACKAGES:
+            raise InvalidRequest(f"there is no peer {name!r}", hint=f"use {', '.join(environments.PACKAGES)}")
+        try:
+            typer.echo(f"{name}: {environments.install(name)}")
+        except CannotRun as error:
+            typer.echo(f"{name}: {error}", err=True)
+
+
+@app.command()
 def guard(tries: Annotated[int, typer.Option(help="Repeat a benchmark this often before it fails")] = 3) -> None:
     """Run the quick ratios against bare limits and fail when one falls below its floor in floors.toml.
 

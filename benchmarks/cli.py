@@ -109,8 +109,7 @@ def compare(before: Path, after: Path) -> None:
 
 
 @app.command()
-def peers(names: Annotated[list[str] | None, typer.Argument(help="bytewax, quixstreams, pathway, pyflink; all if none")] = None,
-          ) -> None:
+def peers(names: Annotated[list[str] | None, typer.Argument(help="Peers to install; all if none")] = None) -> None:
     """Create the environments of the peers, each of its own, below .venv-peers (or $HOLDFAST_PEERS).
 
     Example: holdfast bench peers bytewax

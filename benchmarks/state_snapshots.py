@@ -30,7 +30,7 @@ class _Loaded(Benchmark):
             self.entries = 200_000
         options: dict[str, Any] = {"directory": str(self.folder / "state")} if self.backend == "rocksdb" else {}
         self.opened = create_backend(self.backend, **options)
-        self.keyed = self.opened.keyed(uid="bench", key_type=int, max_parallelism=128, key_groups=KeyGroupRange(0, 127))
+        self.keyed: Any = self.opened.keyed(uid="bench", key_type=int, max_parallelism=128, key_groups=KeyGroupRange(0, 127))
         kind: Any = int if self.value_bytes == 8 else bytes
         self.state: Any = self.keyed.state(ValueStateDescriptor("value", kind))
         self.files = LocalFiles(self.folder / "files")

@@ -1,4 +1,4 @@
-"""Run inside PyFlink's environment: a keyed count with ValueState; arguments: keys, events, mode (thread or process), backend."""
+"""Run inside PyFlink's environment: a keyed count; arguments: keys, events, mode (thread or process), backend."""
 
 import json
 import os

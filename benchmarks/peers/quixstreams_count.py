@@ -1,4 +1,4 @@
-"""Run inside quixstreams' environment: read-modify-write in its RocksDB store; arguments: seed, keys, events, commit every, ttl."""
+"""Run inside quixstreams' environment: counts in its RocksDB store; arguments: seed, keys, events, commit every, ttl."""
 
 import json
 import random

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -24,7 +26,7 @@ from checkpoint.storage.metadata import (
     SubtaskEntry,
 )
 from statebackend.backend import KeyedHandle
-from statebackend.errors import CorruptData, HoldfastError
+from statebackend.errors import CorruptData, HoldfastError, InvalidRequest
 from statebackend.files import StateFile
 from statebackend.keygroups import KeyGroupRange
 from statebackend.schema import StateSchema
@@ -34,6 +36,18 @@ _TAIL = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\s*$')
 _TAIL_LENGTH = 64
 
 _encoder = msgspec.json.Encoder()
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Hundreds of thousands of small objects and no cycle among them: the collector would take most of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Table:
@@ -58,81 +72,9 @@ class _Table:
         return position
 
 
-# writing
+# the format
 
-def encode(metadata: CheckpointMetadata) -> bytes:
-    """The bytes of `_metadata`."""
-    body = _encoder.encode({
-        "version": VERSION,
-        "kind": metadata.kind,
-        "format": metadata.format,
-        "job_id": str(metadata.job_id),
-        "job_name": str(metadata.job_name),
-        "checkpoint_id": metadata.checkpoint_id,
-        "generation": metadata.generation,
-        "parent": metadata.parent,
-        "trigger_timestamp": metadata.trigger_timestamp,
-        "completed_timestamp": metadata.completed_timestamp,
-        "unaligned": metadata.unaligned,
-        "properties": dict(metadata.properties),
-        "operators": [_operator(operator) for operator in metadata.operators],
-    })[:-1]
-    return body + b',"checksum":"' + xxhash.xxh3_128_hexdigest(body).encode() + b'"}'
-
-
-def _operator(operator: OperatorEntry) -> dict[str, Any]:
-    schemas, key_types = _Table(), _Table()
-    subtasks = [_subtask(subtask, schemas, key_types) for subtask in operator.subtasks]
-    return {"uid": operator.uid, "name": operator.name, "parallelism": operator.parallelism,
-            "max_parallelism": operator.max_parallelism, "schemas": schemas.values, "key_types": key_types.values,
-            "subtasks": subtasks}
-
-
-def _subtask(subtask: SubtaskEntry, schemas: _Table, key_types: _Table) -> dict[str, Any]:
-    data: dict[str, Any] = {"index": subtask.index}
-    if subtask.finished:
-        data["finished"] = True
-    if subtask.keyed:
-        data["keyed"] = [_handle(handle, schemas, key_types) for handle in subtask.keyed]
-    if subtask.operator is not None:
-        data["operator"] = _file(subtask.operator)
-    if subtask.operator_files:
-        data["operator_files"] = [_file(file) for file in subtask.operator_files]
-    if subtask.in_flight is not None:
-        data["in_flight"] = _file(subtask.in_flight)
-    if subtask.input_channels:
-        data["input_channels"] = [_channel(channel) for channel in subtask.input_channels]
-    if subtask.output_channels:
-        data["output_channels"] = [_channel(channel) for channel in subtask.output_channels]
-    return data
-
-
-def _handle(handle: KeyedHandle, schemas: _Table, key_types: _Table) -> dict[str, Any]:
-    data = {"format": handle.format, "key_groups": [handle.key_groups.first, handle.key_groups.last],
-            "max_parallelism": handle.max_parallelism, "key_type": key_types.position(handle.key_type, dict),
-            "schemas": [schemas.position(schema, StateSchema.to_json) for schema in handle.schemas],
-            "files": [_file(file) for file in handle.files], "new_bytes": handle.new_bytes}
-    if handle.meta:
-        data["meta"] = dict(handle.meta)
-    return data
-
-
-def _file(file: StateFile) -> dict[str, Any]:
-    data: dict[str, Any] = {"path": file.path, "size": file.size, "checksum": file.checksum}
-    if file.shared:
-        data["shared"] = True
-    if file.inline is not None:
-        data["inline"] = base64.b64encode(file.inline).decode()
-    return data
-
-
-def _channel(channel: ChannelStateEntry) -> dict[str, Any]:
-    return {"edge": channel.edge, "sender": channel.sender, "receiver": channel.receiver, "file": _file(channel.file)}
-
-
-# reading
-
-class _FileV1(msgspec.Struct, frozen=True):
+class _FileV1(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     path: str
     size: int
     checksum: str
@@ -140,7 +82,7 @@ class _FileV1(msgspec.Struct, frozen=True):
     inline: str | None = None
 
 
-class _HandleV1(msgspec.Struct, frozen=True):
+class _HandleV1(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     format: str
     key_groups: tuple[int, int]
     max_parallelism: int
@@ -151,14 +93,14 @@ class _HandleV1(msgspec.Struct, frozen=True):
     meta: dict[str, Any] = {}
 
 
-class _ChannelV1(msgspec.Struct, frozen=True):
+class _ChannelV1(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     edge: str
     sender: int
     receiver: int
     file: _FileV1
 
 
-class _SubtaskV1(msgspec.Struct, frozen=True):
+class _SubtaskV1(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     index: int
     finished: bool = False
     keyed: tuple[_HandleV1, ...] = ()
@@ -169,7 +111,7 @@ class _SubtaskV1(msgspec.Struct, frozen=True):
     operator_files: tuple[_FileV1, ...] = ()
 
 
-class _OperatorV1(msgspec.Struct, frozen=True):
+class _OperatorV1(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     uid: str
     name: str
     parallelism: int
@@ -179,7 +121,7 @@ class _OperatorV1(msgspec.Struct, frozen=True):
     subtasks: tuple[_SubtaskV1, ...] = ()
 
 
-class _HeadV1(msgspec.Struct, frozen=True):
+class _HeadV1(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     version: int
     kind: str
     format: str
@@ -192,11 +134,68 @@ class _HeadV1(msgspec.Struct, frozen=True):
     parent: int | None = None
 
 
-class _MetadataV1(_HeadV1, frozen=True):
+class _MetadataV1(_HeadV1, frozen=True, omit_defaults=True, gc=False, kw_only=True):
     unaligned: bool = False
     properties: dict[str, Any] = {}
     operators: tuple[_OperatorV1, ...] = ()
 
+
+# writing
+
+def encode(metadata: CheckpointMetadata) -> bytes:
+    """The bytes of `_metadata`."""
+    with _collector_paused():
+        raw = _MetadataV1(
+            version=VERSION, kind=metadata.kind, format=metadata.format, job_id=str(metadata.job_id),
+            job_name=str(metadata.job_name), checkpoint_id=int(metadata.checkpoint_id),
+            generation=metadata.generation, parent=metadata.parent, trigger_timestamp=metadata.trigger_timestamp,
+            completed_timestamp=metadata.completed_timestamp, unaligned=metadata.unaligned,
+            properties=dict(metadata.properties),
+            operators=tuple([_operator(operator) for operator in metadata.operators]))
+        try:
+            body = _encoder.encode(raw)[:-1]
+        except TypeError as error:
+            raise InvalidRequest(f"metadata holds a value that is not JSON: {error}",
+                                 checkpoint_id=metadata.checkpoint_id) from error
+    return body + b',"checksum":"' + xxhash.xxh3_128_hexdigest(body).encode() + b'"}'
+
+
+def _operator(operator: OperatorEntry) -> _OperatorV1:
+    schemas, key_types = _Table(), _Table()
+    subtasks = tuple([_subtask(subtask, schemas, key_types) for subtask in operator.subtasks])
+    return _OperatorV1(operator.uid, operator.name, operator.parallelism, operator.max_parallelism, schemas.values,
+                       key_types.values, subtasks)
+
+
+def _subtask(subtask: SubtaskEntry, schemas: _Table, key_types: _Table) -> _SubtaskV1:
+    return _SubtaskV1(
+        subtask.index, subtask.finished,
+        tuple([_handle(handle, schemas, key_types) for handle in subtask.keyed]),
+        None if subtask.operator is None else _file(subtask.operator),
+        None if subtask.in_flight is None else _file(subtask.in_flight),
+        tuple([_channel(channel) for channel in subtask.input_channels]),
+        tuple([_channel(channel) for channel in subtask.output_channels]),
+        tuple([_file(file) for file in subtask.operator_files]))
+
+
+def _handle(handle: KeyedHandle, schemas: _Table, key_types: _Table) -> _HandleV1:
+    return _HandleV1(
+        handle.format, (handle.key_groups.first, handle.key_groups.last), handle.max_parallelism,
+        key_types.position(handle.key_type, dict),
+        tuple([schemas.position(schema, StateSchema.to_json) for schema in handle.schemas]),
+        tuple([_file(file) for file in handle.files]), handle.new_bytes, dict(handle.meta))
+
+
+def _file(file: StateFile) -> _FileV1:
+    inline = None if file.inline is None else base64.b64encode(file.inline).decode()
+    return _FileV1(file.path, file.size, file.checksum, file.shared, inline)
+
+
+def _channel(channel: ChannelStateEntry) -> _ChannelV1:
+    return _ChannelV1(channel.edge, channel.sender, channel.receiver, _file(channel.file))
+
+
+# reading
 
 _head_decoder = msgspec.json.Decoder(_HeadV1)
 _decoder = msgspec.json.Decoder(_MetadataV1)
@@ -206,11 +205,8 @@ def decode(data: bytes, path: str) -> CheckpointMetadata:
     """The metadata in a file, or what is wrong with it."""
     _require_whole(data, path)
     try:
-        raw = _decoder.decode(data)
-        return CheckpointMetadata(
-            raw.job_id, raw.job_name, raw.checkpoint_id, raw.generation, raw.kind, raw.format, raw.trigger_timestamp,
-            raw.completed_timestamp, raw.unaligned, raw.parent, tuple(_read_operator(item) for item in raw.operators),
-            raw.properties)
+        with _collector_paused():
+            return _metadata(_decoder.decode(data))
     except (msgspec.MsgspecError, IndexError, KeyError, binascii.Error, ValueError) as error:
         raise CorruptData(f"the checkpoint's metadata can't be read: {error}", path=path) from error
     except HoldfastError as error:
@@ -239,6 +235,13 @@ def _require_whole(data: bytes, path: str) -> None:
     if found != tail[1].decode():
         raise CorruptData("the checkpoint's metadata is damaged: its checksum differs", path=path,
                           expected=tail[1].decode(), found=found, hint="use an older checkpoint")
+
+
+def _metadata(raw: _MetadataV1) -> CheckpointMetadata:
+    return CheckpointMetadata(
+        raw.job_id, raw.job_name, raw.checkpoint_id, raw.generation, raw.kind, raw.format, raw.trigger_timestamp,
+        raw.completed_timestamp, raw.unaligned, raw.parent, tuple([_read_operator(item) for item in raw.operators]),
+        raw.properties)
 
 
 def _read_operator(raw: _OperatorV1) -> OperatorEntry:

@@ -61,6 +61,8 @@ class FileStore:
            workers: int = 8, **options: Any) -> FileStore:
         """The store at a URL. `options` go to the fsspec filesystem (for S3: key, secret, endpoint_url, ...)."""
         text = os.fspath(url)
+        if "://" not in text:
+            text = local_path_of(text)
         return cls(_driver_for(text, options), text, unfenced=unfenced, retry=retry, workers=workers, options=options)
 
     @property

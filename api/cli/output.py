@@ -244,9 +244,9 @@ def _is_plain(value: Any) -> bool:
 def _dumps(value: Any, *, indent: bool = False) -> str:
     import msgspec
 
-    from api.cli.values import plain
+    from savepoint.values import to_plain
 
-    encoded = msgspec.json.encode(plain(value))
+    encoded = msgspec.json.encode(to_plain(value))
     return (msgspec.json.format(encoded, indent=2) if indent else encoded).decode()
 
 

@@ -78,11 +78,14 @@ def partitioner_of(planned: PlannedEdge, max_parallelism: int) -> Partitioner:
 class FlowChain(OperatorChain):
     """The operators of one vertex, connected. Batches go depth first: each operator's output to all that follow."""
 
-    def __init__(self, plan: Plan, vertex: Vertex, environment: Environment) -> None:
+    def __init__(self, plan: Plan, vertex: Vertex, environment: Environment, *, inner: Sequence[InFlight] = (),
+                 first_full: bool = False) -> None:
+        """`inner`: restored records for edges inside this chain. `first_full`: build on no restored file."""
         self.uids = vertex.uids
         self.is_source = vertex.is_source
         self._plan, self._vertex, self._environment = plan, vertex, environment
         self._output: ChainOutput
+        self._inner, self._full_until_completed = tuple(inner), first_full
         flow = plan.flow
         self._operators = [_OPERATORS[flow.nodes[index].kind](flow.nodes[index], environment) for index in vertex.nodes]
         self._by_node = {operator.node.index: operator for operator in self._operators}
@@ -108,9 +111,11 @@ class FlowChain(OperatorChain):
             except Exception as error:
                 error.add_note(f"while opening operator {operator.uid!r}, subtask {self._environment.subtask_index}")
                 raise
+        self._replay(self._inner)
+        self._inner = ()
 
-    def replay(self, in_flight: Sequence[InFlight]) -> None:
-        """Records that were on their way over an edge which now lies inside the chain, right after `open`."""
+    def _replay(self, in_flight: Sequence[InFlight]) -> None:
+        """Records that were on their way over an edge which now lies inside the chain come before all others."""
         flow = self._plan.flow
         inner = {edge_id(flow.nodes, flow.edges, edge): self._by_node[edge.target]
                  for edge in flow.edges if edge.index in self._plan.chained and edge.target in self._by_node}
@@ -163,9 +168,11 @@ class FlowChain(OperatorChain):
     def snapshot(self, checkpoint_id: int, options: CheckpointOptions,
                  target: SnapshotTarget) -> PendingChainSnapshot:
         now = self._environment.clock.now_ms()
-        return _PendingChain([operator.snapshot(checkpoint_id, options, target, now) for operator in self._operators])
+        full = options.full or self._full_until_completed
+        return _PendingChain([operator.snapshot(checkpoint_id, target, now, full=full) for operator in self._operators])
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
+        self._full_until_completed = False
         for operator in self._operators:
             operator.checkpoint_completed(checkpoint_id)
 

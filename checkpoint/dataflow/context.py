@@ -20,16 +20,17 @@ class Place:
     """Where an operator subtask stands: what every context tells, and what a chain needs to open an operator."""
 
     def __init__(self, uid: str, subtask_index: int, parallelism: int, max_parallelism: int, *, attempt: int = 0,
-                 job_id: str = "", job_name: str = "", restored_checkpoint_id: int | None = None) -> None:
+                 job_id: str = "", job_name: str = "", run_id: str = "",
+                 restored_checkpoint_id: int | None = None) -> None:
         self.uid, self.subtask_index = uid, subtask_index
         self.parallelism, self.max_parallelism, self.attempt = parallelism, max_parallelism, attempt
-        self.job_id, self.job_name = job_id, job_name
+        self.job_id, self.job_name, self.run_id = job_id, job_name, run_id
         self.restored_checkpoint_id = restored_checkpoint_id
 
     def fill(self, ctx: OpenContext) -> None:
         ctx.uid, ctx.subtask_index, ctx.parallelism = self.uid, self.subtask_index, self.parallelism
         ctx.max_parallelism, ctx.attempt = self.max_parallelism, self.attempt
-        ctx.job_id, ctx.job_name = self.job_id, self.job_name
+        ctx.job_id, ctx.job_name, ctx.run_id = self.job_id, self.job_name, self.run_id
         ctx.restored_checkpoint_id = self.restored_checkpoint_id
         ctx.is_restored = self.restored_checkpoint_id is not None
 

@@ -75,6 +75,8 @@ class OpenContext(ABC):
 
     job_id: str = ""
     job_name: str = ""
+    run_id: str = ""
+    """Differs from start to start of a job; `attempt` counts the restarts within one."""
     uid: str
     subtask_index: int
     parallelism: int

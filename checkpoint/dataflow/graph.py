@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -28,7 +28,7 @@ class GeneratedUidWarning(UserWarning):
     """A stateful operator has no uid of its own: an edit of the flow can separate it from its state."""
 
 
-class Exchange(str, Enum):
+class Exchange(StrEnum):
     """How records travel over an edge."""
 
     FORWARD = "forward"
@@ -37,7 +37,7 @@ class Exchange(str, Enum):
     BROADCAST = "broadcast"
 
 
-class NodeKind(str, Enum):
+class NodeKind(StrEnum):
     SOURCE = "source"
     MAP = "map"
     FILTER = "filter"

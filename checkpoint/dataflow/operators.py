@@ -9,12 +9,11 @@ from itertools import compress
 from operator import length_hint
 from typing import Any
 
+from checkpoint.connectors.base import SinkWriter, SourceReader
 from checkpoint.dataflow.context import OperatorContext, Place, PlainTimers, SideOutputs
 from checkpoint.dataflow.functions import CheckpointedFunction, OpenContext
 from checkpoint.dataflow.graph import Node
 from checkpoint.runtime.contracts import (
-    MIN_WATERMARK,
-    CheckpointOptions,
     OperatorRestore,
     OperatorSnapshot,
     SourceStatus,
@@ -34,13 +33,15 @@ class Environment:
     """What the operators of one subtask share. `backend` is called once, by the first operator that is keyed."""
 
     def __init__(self, backend: Callable[[], Backend], clock: Clock, *, job_id: str = "", job_name: str = "",
-                 subtask_index: int = 0, parallelism: int = 1, max_parallelism: int = 128, attempt: int = 0,
-                 enumerations: Mapping[str, Any] | None = None) -> None:
+                 run_id: str = "", subtask_index: int = 0, parallelism: int = 1, max_parallelism: int = 128,
+                 attempt: int = 0, enumerations: Mapping[str, Any] | None = None,
+                 closing: Callable[[], None] | None = None) -> None:
         self._factory = backend
         self._backend: Backend | None = None
+        self._closing = closing
         self.clock = clock
         self.enumerations: Mapping[str, Any] = enumerations or {}
-        self.job_id, self.job_name, self.attempt = job_id, job_name, attempt
+        self.job_id, self.job_name, self.run_id, self.attempt = job_id, job_name, run_id, attempt
         self.subtask_index, self.parallelism, self.max_parallelism = subtask_index, parallelism, max_parallelism
 
     @property
@@ -51,11 +52,15 @@ class Environment:
 
     def place(self, uid: str, restored: int | None) -> Place:
         return Place(uid, self.subtask_index, self.parallelism, self.max_parallelism, attempt=self.attempt,
-                     job_id=self.job_id, job_name=self.job_name, restored_checkpoint_id=restored)
+                     job_id=self.job_id, job_name=self.job_name, run_id=self.run_id, restored_checkpoint_id=restored)
 
     def close(self) -> None:
-        if self._backend is not None:
-            self._backend.close()
+        try:
+            if self._backend is not None:
+                self._backend.close()
+        finally:
+            if self._closing is not None:
+                self._closing()
 
 
 class Operator:
@@ -96,11 +101,11 @@ class Operator:
     def keyed(self) -> KeyedBackend | None:
         return None
 
-    def snapshot(self, checkpoint_id: int, options: CheckpointOptions, target: SnapshotTarget,
-                 timestamp: int) -> PendingOperatorSnapshot:
+    def snapshot(self, checkpoint_id: int, target: SnapshotTarget, timestamp: int, *,
+                 full: bool) -> PendingOperatorSnapshot:
         self.prepare_snapshot(checkpoint_id, timestamp)
         keyed = self.keyed()
-        pending = keyed.snapshot(checkpoint_id, target, full=options.full) if keyed is not None else None
+        pending = keyed.snapshot(checkpoint_id, target, full=full) if keyed is not None else None
         return PendingOperatorSnapshot(self.uid, pending, self.store.snapshot(), target)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
@@ -297,7 +302,7 @@ class SourceOperator(Operator):
         self._generator = self.node.watermarks.generator() if self.node.watermarks is not None else None
         ctx = OperatorContext(self.place, PlainTimers(self.uid, self.environment.clock), self.store, SideOutputs())
         ctx.enumeration = self.environment.enumerations.get(self.uid)
-        self._reader = self.node.body.reader(ctx)
+        self._reader: SourceReader = self.node.body.reader(ctx)
         self._opened = True
 
     _opened = False
@@ -348,7 +353,7 @@ class SinkOperator(Operator):
     def open(self, restore: OperatorRestore, source: SnapshotSource | None, checkpoint_id: int | None) -> None:
         super().open(restore, source, checkpoint_id)
         clocks = PlainTimers(self.uid, self.environment.clock)
-        self._writer = self.node.body.writer(OperatorContext(self.place, clocks, self.store, SideOutputs()))
+        self._writer: SinkWriter = self.node.body.writer(OperatorContext(self.place, clocks, self.store, SideOutputs()))
         self._opened = True
 
     def process(self, values: list[Any], timestamps: Stamps) -> None:
@@ -396,8 +401,3 @@ def last_taken(values: list[Any], left: Iterator[Any]) -> Any:
 
 def earliest(*times: int | None) -> int | None:
     return min((time for time in times if time is not None), default=None)
-
-
-__all__ = ["Environment", "FilterOperator", "FlatMapOperator", "FunctionOperator", "MIN_WATERMARK", "MapOperator",
-           "Operator", "PendingOperatorSnapshot", "ProcessOperator", "SinkOperator", "SourceOperator",
-           "TimestampsOperator"]

@@ -124,7 +124,8 @@ def _all_plain(values: list[Any]) -> bool:
 
 
 _CONTAINERS: dict[type, int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
-_READ_CONTAINER: dict[int, Any] = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset, _MAP: lambda pairs: dict(map(tuple, pairs))}
+_READ_CONTAINER: dict[int, Any] = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset,
+                                   _MAP: lambda pairs: dict(map(tuple, pairs))}
 _SCALARS: dict[type, tuple[int, Any]] = {
     datetime: (_DATETIME, lambda value: value.isoformat().encode()),
     date: (_DATE, lambda value: value.isoformat().encode()),

@@ -76,7 +76,7 @@ class DataStream(_Stream):
                 name: str | None = None, record_type: Any = None) -> DataStream:
         """A ProcessFunction: side outputs, operator state, notices."""
         function = _instance(function, ProcessFunction, "process on a stream that is not keyed",
-                "a KeyedProcessFunction needs key_by(...) before it")
+                             "a KeyedProcessFunction needs key_by(...) before it")
         return self._apply(NodeKind.PROCESS, function, uid, parallelism, name, record_type)
 
     def assign_timestamps(self, strategy: WatermarkStrategy, *, uid: str | None = None) -> DataStream:
@@ -167,7 +167,8 @@ class KeyedStream(_Stream):
     def process(self, function: KeyedProcessFunction, *, uid: str | None = None, parallelism: int | None = None,
                 name: str | None = None, record_type: Any = None) -> DataStream:
         """A KeyedProcessFunction: keyed state and timers."""
-        function = _instance(function, KeyedProcessFunction, "process on a keyed stream", "derive it from KeyedProcessFunction")
+        function = _instance(function, KeyedProcessFunction, "process on a keyed stream",
+                             "derive it from KeyedProcessFunction")
         node = self._add(NodeKind.KEYED_PROCESS, function, uid=uid, parallelism=parallelism, name=name, key=self.key,
                          record_type=record_type)
         return DataStream(self.flow, (Upstream(node.index),))
@@ -190,7 +191,7 @@ class ConnectedStreams:
     def process(self, function: BroadcastProcessFunction, *, uid: str | None = None, parallelism: int | None = None,
                 name: str | None = None, record_type: Any = None) -> DataStream:
         function = _instance(function, BroadcastProcessFunction, "process on a stream connected with a broadcast stream",
-                "a KeyedBroadcastProcessFunction needs key_by(...) on the main stream")
+                             "a KeyedBroadcastProcessFunction needs key_by(...) on the main stream")
         node = self._main._add(NodeKind.BROADCAST_PROCESS, function, uid=uid, parallelism=parallelism, name=name,
                                record_type=record_type)
         self._broadcast._connect(node, input=1)
@@ -205,8 +206,9 @@ class KeyedConnectedStreams:
 
     def process(self, function: KeyedBroadcastProcessFunction, *, uid: str | None = None,
                 parallelism: int | None = None, name: str | None = None, record_type: Any = None) -> DataStream:
-        function = _instance(function, KeyedBroadcastProcessFunction, "process on a keyed stream connected with a broadcast stream",
-                "derive it from KeyedBroadcastProcessFunction")
+        function = _instance(function, KeyedBroadcastProcessFunction,
+                             "process on a keyed stream connected with a broadcast stream",
+                             "derive it from KeyedBroadcastProcessFunction")
         node = self._main._add(NodeKind.KEYED_BROADCAST_PROCESS, function, uid=uid, parallelism=parallelism, name=name,
                                key=self._main.key, record_type=record_type)
         self._broadcast._connect(node, input=1)

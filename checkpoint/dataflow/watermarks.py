@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -104,8 +104,9 @@ def milliseconds(stamp: Any) -> int:
     if isinstance(stamp, int):
         return stamp
     if isinstance(stamp, datetime):
-        stamp = stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=timezone.utc)
-        return round(stamp.timestamp() * 1000)
+        stamp = stamp if stamp.tzinfo is not None else stamp.replace(tzinfo=UTC)
+        rounded: int = round(stamp.timestamp() * 1000)
+        return rounded
     if isinstance(stamp, float):
         return int(stamp)
     raise InvalidRequest("a timestamp must be milliseconds or a datetime", found=repr(stamp))

@@ -1,0 +1,132 @@
+"""Which way each snapshot is stored, and what the next one may build on.
+
+A snapshot is relative to the last completed one: a delta on top of its files, as long as the log stays smaller than
+the state; then a materialisation. Until a snapshot is completed its changes belong to every later one too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from statebackend.files import SnapshotTarget, StateFile
+from statebackend.rocksdb.changelog import Changelog
+from statebackend.rocksdb.handles import Chain
+from statebackend.rocksdb.options import RocksDBOptions
+from statebackend.rocksdb.snapshot import (
+    LIVE,
+    DeltaSnapshot,
+    Description,
+    FullSnapshot,
+    MaterialisedSnapshot,
+    RocksSnapshot,
+)
+from statebackend.rocksdb.writeback import Generation, WriteBack
+
+Stored = Mapping[tuple[int, str, int], StateFile]
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A snapshot whose files are stored and whose checkpoint is not completed yet."""
+
+    generation: int
+    chain: Chain | None
+    tables: Stored
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    number: int
+    log: Changelog
+
+
+class Checkpoints:
+    """The snapshots of one keyed backend. All calls come from the owner; `_finished` from a snapshot's thread."""
+
+    def __init__(self, engine: WriteBack, directory: Path, options: RocksDBOptions, *, fresh: bool) -> None:
+        self._engine = engine
+        self._directory = directory
+        self._floor = options.size("log_floor_bytes")
+        self._log_files = options.log_max_files
+        self._chain: Chain | None = Chain() if fresh else None
+        """What the log is relative to: nothing at first; None where only a materialisation can be the next."""
+        self._tables: Stored = {}
+        self._completed = 0
+        self._epochs: list[_Epoch] = []
+        self._done: dict[int, _Finished] = {}
+        self._running: dict[int, RocksSnapshot] = {}
+        self._lock = threading.Lock()
+        engine.on_eviction = self.trim_log
+
+    def snapshot(self, checkpoint_id: int, target: SnapshotTarget, description: Description, live: LIVE | None, *,
+                 full: bool) -> RocksSnapshot:
+        """The synchronous part: decide the way, freeze, hand out the rest."""
+        materialise = not full and self._should_materialise()
+        capture = self._directory / f"{checkpoint_id}-{self._engine._epoch}" if full or materialise else None
+        generation = self._engine.freeze(capture, log_next=True)
+        self._epochs.append(_Epoch(generation.number, generation.log))
+        arguments = (checkpoint_id, self._engine, generation, target, description, self._finished)
+        snapshot: RocksSnapshot
+        if full:
+            snapshot = FullSnapshot(*arguments).keeping(live)
+        elif materialise:
+            snapshot = MaterialisedSnapshot(*arguments).reusing(self._tables)
+        else:
+            assert self._chain is not None
+            snapshot = DeltaSnapshot(*arguments).since(self._chain, [epoch.log for epoch in self._epochs])
+        self._running[checkpoint_id] = snapshot
+        return snapshot
+
+    def _should_materialise(self) -> bool:
+        chain = self._chain
+        logs = [*(epoch.log for epoch in self._epochs), self._engine.log]
+        if chain is None or not all(log.complete for log in logs) or len(chain.log) + 1 > self._log_files:
+            return True
+        return chain.log_bytes + sum(log.bytes for log in logs) + self._engine.dirty_estimate() > self._log_limit()
+
+    def _log_limit(self) -> int:
+        """A log may grow to the size of the state, and to the floor in any case."""
+        if self._chain is not None and not self._chain.parts:
+            return self._floor
+        return max(self._floor, self._engine.parts.live_bytes())
+
+    def trim_log(self) -> None:
+        """Stop recording changes once the next snapshot has to materialise anyway."""
+        log = self._engine.log
+        if not self._epochs and not (self._chain is not None and self._chain.parts):
+            limit = self._floor
+        else:
+            limit = max(self._floor, self._engine.parts.live_bytes())
+        if log.bytes > limit:
+            log.give_up()
+
+    def _finished(self, checkpoint_id: int, generation: Generation, chain: Chain | None) -> None:
+        with self._lock:
+            snapshot = self._running.get(checkpoint_id)
+            tables = snapshot.uploaded if isinstance(snapshot, MaterialisedSnapshot) else self._tables
+            self._done[checkpoint_id] = _Finished(generation.number, chain, tables)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Later snapshots build on this one."""
+        with self._lock:
+            finished = self._done.pop(checkpoint_id, None)
+            for older in [number for number in self._done if number < checkpoint_id]:
+                del self._done[older]
+        self._running = {number: snapshot for number, snapshot in self._running.items() if number > checkpoint_id}
+        if finished is None or finished.generation <= self._completed:
+            return
+        self._completed = finished.generation
+        self._chain = finished.chain
+        self._tables = finished.tables if finished.chain is not None else {}
+        self._epochs = [epoch for epoch in self._epochs if epoch.number > finished.generation]
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Nothing builds on this one; its changes stay in the epochs that the next snapshot covers."""
+        snapshot = self._running.pop(checkpoint_id, None)
+        if snapshot is not None:
+            snapshot.cancel()
+        with self._lock:
+            self._done.pop(checkpoint_id, None)

@@ -9,12 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_integration.aggregation import aggregate
     from spark_integration.session import require_spark, spark_session
     from spark_integration.stateful import stateful
 
-__all__ = ["require_spark", "spark_session", "stateful"]
+__all__ = ["aggregate", "require_spark", "spark_session", "stateful"]
 
 _HOME = {
+    "aggregation": ["aggregate"],
     "session": ["require_spark", "spark_session"],
     "stateful": ["stateful"],
 }

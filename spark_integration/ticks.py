@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 TICKS = "holdfast_ticks"
 
 
-class TickSource(DataSource):
+class TickSource(DataSource):  # type: ignore[misc]
     """`format("holdfast_ticks").option("interval_ms", n)`: one row for each interval that has passed."""
 
     @classmethod
@@ -25,7 +25,7 @@ class TickSource(DataSource):
         return TickReader(int(self.options["interval_ms"]))
 
 
-class TickReader(DataSourceStreamReader):
+class TickReader(DataSourceStreamReader):  # type: ignore[misc]
     """Offsets count intervals since the epoch, so that a replayed batch has the same ticks."""
 
     def __init__(self, interval_ms: int) -> None:

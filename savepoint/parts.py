@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +148,8 @@ class _Part:
         self._buffered = 0
         self._first_buffered = 0
         self._row_groups: list[list[int]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-parquet")
+        self._writing: Future[None] | None = None
 
     def write(self, batch: pa.RecordBatch, groups: npt.NDArray[np.int32]) -> None:
         if self._buffered >= MIN_ROWS and int(groups[0]) != self.last_group:
@@ -176,23 +179,33 @@ class _Part:
     def _flush(self) -> None:
         if self._buffer:
             table = pa.Table.from_batches(self._buffer)
-            self._writer.write_table(table, row_group_size=self._buffered)
+            self._settle()
+            self._writing = self._thread.submit(self._writer.write_table, table, row_group_size=self._buffered)
             self._row_groups.append([self._first_buffered, self.last_group, self._buffered])
             self._buffer, self._buffered = [], 0
 
     def finish(self) -> tuple[StateFile, dict[str, Any]]:
         try:
             self._flush()
+            self._settle()
             self._writer.close()
             file = self._file.finish()
         except BaseException:
-            self._file.abort()
+            self.abort()
             raise
+        self._thread.shutdown()
         return file, {"path": file.path, "key_groups": [self.key_groups.first, self.key_groups.last],
                       "rows": sum(group[2] for group in self._row_groups), "row_groups": self._row_groups}
 
     def abort(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
         self._file.abort()
+
+    def _settle(self) -> None:
+        """Encoding and compression run beside the caller, one row group at a time; their error comes out here."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
 
 class LargestKeys:

@@ -82,7 +82,7 @@ class OpenHandleWriter:
         batch = concat(self._buffer)
         self._buffer, self._buffered = [], 0
         ids = state_ids(batch.column(0))
-        for state_id in np.unique(ids).tolist():
+        for state_id in [int(ids[0])] if (ids == ids[0]).all() else np.unique(ids).tolist():
             if state_id not in self._decoders:
                 raise CorruptData("a snapshot holds entries of a state that it does not describe", operator=self._uid,
                                   state_id=state_id)

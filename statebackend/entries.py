@@ -123,12 +123,13 @@ def read_entries(source: SnapshotSource, file: StateFile, key_groups: KeyGroupRa
 
 def key_groups_of_entries(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.uint16]]:
     """The key group of each entry key, without a Python object per row."""
-    first = pc.binary_slice(keys, 0, 2) if len(keys) else keys
-    if len(keys) == 0:
+    rows = len(keys)
+    if rows == 0:
         return np.zeros(0, np.uint16)
-    data = np.frombuffer(pc.cast(first, pa.binary(2)).buffers()[1], np.dtype(">u2"))
-    offset = first.offset if first.offset else 0
-    return data[offset:offset + len(keys)].astype(np.uint16)
+    buffers = keys.buffers()
+    begin = np.frombuffer(buffers[1], np.int32, rows, keys.offset * 4)
+    data = np.frombuffer(buffers[2], np.uint8)
+    return (data[begin].astype(np.uint16) << 8) | data[begin + 1]
 
 
 def merge_entries(sources: Sequence[Iterable[pa.RecordBatch]], *,

@@ -149,7 +149,11 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class SubtasksFailed:
-    """These subtasks are gone and will be started again as `attempt`. Everything in progress is given up."""
+    """These subtasks are gone and will be started again as `attempt`. Everything in progress is given up.
+
+    A checkpoint that is being published is not: wait until `Coordinator.publishing` is None before choosing what to
+    restart from, because it may turn out to be the newest.
+    """
 
     subtasks: frozenset[SubtaskId]
     attempt: int
@@ -174,11 +178,16 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """`fenced`: a newer generation has published; this run must end."""
+    """`fenced`: a newer generation has published; this run must end.
+
+    `settled` False: nobody knows whether it was published after all, so its files must stay. A restart then starts
+    from the newest checkpoint that the storage has, whatever the coordinator believes.
+    """
 
     checkpoint_id: int
     message: str
     fenced: bool = False
+    settled: bool = True
 
 
 Event = (Report | Tick | TriggerCheckpoint | TriggerSavepoint | CancelJob | SubtasksFailed | Restored | Published
@@ -212,6 +221,13 @@ class NotifyCompleted:
     checkpoint_id: int
     subtasks: tuple[SubtaskId, ...] | None = None
     last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotifySavepointDone:
+    """A savepoint is stored and the job goes on (`Subtask.on_savepoint_done`): nothing is committed by it."""
+
+    checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,5 +303,5 @@ class CompleteRequest:
     error: HoldfastError | None = None
 
 
-Action = (SendBarrier | Publish | NotifyCompleted | NotifyAborted | DiscardFiles | DiscardCompleted | RequestStatus
-          | FailJob | EndJob | ScheduleTick | Log | CompleteRequest)
+Action = (SendBarrier | Publish | NotifyCompleted | NotifySavepointDone | NotifyAborted | DiscardFiles
+          | DiscardCompleted | RequestStatus | FailJob | EndJob | ScheduleTick | Log | CompleteRequest)

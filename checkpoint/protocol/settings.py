@@ -31,7 +31,6 @@ class CheckpointSettings:
     incremental           store only what changed, where the backend can.
     local_recovery        keep a second copy of state on local disk and restart from it where it is there.
     savepoint_dir         where savepoints go unless a request names a folder.
-    final_checkpoint      take a last checkpoint when all input has ended, so that sinks commit.
     history               how many checkpoints the statistics remember in detail.
     """
 
@@ -48,7 +47,6 @@ class CheckpointSettings:
     incremental: bool = True
     local_recovery: bool = False
     savepoint_dir: str | None = None
-    final_checkpoint: bool = True
     history: int = 10
 
     def __post_init__(self) -> None:

@@ -101,7 +101,7 @@ def subtask_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
 def key_group_of(key: Any, max_parallelism: int, key_type: Any = None) -> int:
     """The key group of one key. Without a `key_type` it follows from the value: `key_grouper` is for hot loops."""
     require_max_parallelism(max_parallelism)
-    kind = _type_of(key) if key_type is None else state_type(key_type)
+    kind = type_of_value(key) if key_type is None else state_type(key_type)
     kind.require_key()
     kind.check(key)
     return kind.hash_key(key) % max_parallelism
@@ -149,8 +149,8 @@ _PLAIN_TYPES = {int, float, bool, str, bytes, datetime.date, datetime.time, date
                 uuid.UUID}
 
 
-def _type_of(key: Any) -> StateType:
-    """The type of a key that comes without one."""
+def type_of_value(key: Any) -> StateType:
+    """The type of a key or namespace that comes without one."""
     cls = type(key)
     if cls is int and key >= 1 << 63:
         return IntType(64, signed=False)
@@ -161,7 +161,7 @@ def _type_of(key: Any) -> StateType:
     if isinstance(key, enum.Enum) or hasattr(cls, "_fields") or hasattr(cls, "__dataclass_fields__"):
         return state_type(cls)
     if cls is tuple:
-        return TupleType(tuple(OptionalType(IntType()) if field is None else _type_of(field) for field in key))
+        return TupleType(tuple(OptionalType(IntType()) if field is None else type_of_value(field) for field in key))
     name = "None" if key is None else cls.__name__
     raise InvalidRequest(f"{name} can't be a key", found=repr(key)[:80],
                          hint="use numbers, text, bytes, dates, UUIDs, enums, or tuples and frozen dataclasses of them")

@@ -1,0 +1,427 @@
+"""The keyed state of one operator subtask in memory: registration, the current key, freezing, folding, restoring."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from statebackend.backend import KeyedBackend, KeyedHandle
+from statebackend.clock import Clock
+from statebackend.descriptors import StateDescriptor, StateKind
+from statebackend.entries import key_groups_of_entries
+from statebackend.errors import Closed, HoldfastError, InvalidRequest
+from statebackend.files import SnapshotSource, SnapshotTarget
+from statebackend.keygroups import KeyGroupRange
+from statebackend.memory.encode import EntryEncoder
+from statebackend.memory.folding_state import MemoryAggregatingState, MemoryReducingState
+from statebackend.memory.forms import KeyForm, is_int64
+from statebackend.memory.layers import NO_KEY, Layer, Layers, release
+from statebackend.memory.list_state import MemoryListState
+from statebackend.memory.map_state import MapPart, MemoryMapState
+from statebackend.memory.restore import EntryDecoder, RawState, read_handles
+from statebackend.memory.runs import Rows
+from statebackend.memory.snapshot import Chain, MemorySnapshot, SnapshotPlan
+from statebackend.memory.table_state import TableState
+from statebackend.memory.timers import MemoryTimers, TimerTable
+from statebackend.memory.value_state import value_state_class
+from statebackend.memory.views import TableView
+from statebackend.schema import StateSchema, Verdict, require_compatible, state_id_of
+from statebackend.state import State
+from statebackend.timers import TIMER_STATES, TimerService
+from statebackend.ttl import NEVER
+from statebackend.types import StateType, state_type
+
+MIN_WATERMARK = -(2**63)
+MAX_EPOCHS = 32
+"""Snapshots that were neither completed nor aborted before the next one is a full one."""
+
+
+class Epoch:
+    """What changed in each table between two freezes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.layers: dict[str, Layer] = {}
+        self.columns: dict[str, Any] = {}
+
+
+class MemoryKeyed(KeyedBackend):
+    """Keyed state as Python objects. See `layers` for how it is versioned.
+
+    incremental     whether snapshots may be deltas over the last completed one (the filesystem backend)
+    max_state_size  the largest state that a snapshot takes, in bytes (the memory backend)
+    """
+
+    def __init__(self, *, uid: str, key_type: StateType, max_parallelism: int, key_groups: KeyGroupRange, clock: Clock,
+                 incremental: bool, max_state_size: int | None, max_value_bytes: int) -> None:
+        self.uid = uid
+        self.key_type = key_type
+        self.max_parallelism = max_parallelism
+        self.key_groups = key_groups
+        self.clock = clock
+        self.form = KeyForm(key_type)
+        self.max_value_bytes = max_value_bytes
+        self.key: Any = NO_KEY
+        self.lock = threading.RLock()
+        self._every_record: list[TableState] = []
+        self._incremental = incremental
+        self._max_state_size = max_state_size
+        self._closed = False
+        self._watermark = MIN_WATERMARK
+        self._tables: dict[str, TableState] = {}
+        self._ids: dict[str, int] = {}
+        self._raw: dict[str, RawState] = {}
+        self._timers = MemoryTimers(self)
+        self._epochs: list[Epoch] = []
+        self._next_epoch = 0
+        self._chain: Chain | None = None
+        self._candidates: dict[int, Chain] = {}
+        self._unfinished: list[MemorySnapshot] = []
+        self._garbage: list[Layer] = []
+        self._folding = threading.Condition(self.lock)
+        self._is_folding = False
+        self._exact: type | None = None
+        self._use_fast_keys()
+
+    # -- the current key
+
+    def _use_fast_keys(self) -> None:
+        """Which Python class of keys needs no further check; None sends every key the long way."""
+        self._exact = None if self._closed or self._every_record or not is_int64(self.key_type) else int
+
+    def set_current_key(self, key: Any) -> None:
+        if type(key) is self._exact and ((key > -0x3FFFFFFF and key < 0x3FFFFFFF)
+                                         or -0x8000000000000000 <= key <= 0x7FFFFFFFFFFFFFFF):
+            self.key = key
+        else:
+            self._set_key(key)
+
+    def _set_key(self, key: Any) -> None:
+        self.require_open()
+        if key is None:
+            raise InvalidRequest("a key must not be None", operator=self.uid, expected=str(self.key_type))
+        try:
+            self.key = self.form.hold(key)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, hint=error.hint, operator=self.uid, key=repr(key)[:80],
+                                 **error.context) from error
+        for table in self._every_record:
+            table.touched()
+
+    @property
+    def current_key(self) -> Any:
+        return None if self.key is NO_KEY else self.form.give(self.key)
+
+    def shown_key(self) -> Any:
+        """The current key for an error message."""
+        return self.current_key
+
+    # -- registration
+
+    def state(self, descriptor: StateDescriptor, *, namespace_type: Any = None) -> State:
+        self.require_open()
+        known = self._tables.get(descriptor.name)
+        state_id = known.schema.state_id if known is not None else self.take_id(descriptor.name)
+        schema = StateSchema.of(descriptor, state_id, namespace_type)
+        if known is not None:
+            return self._again(known, descriptor, schema)
+        raw = self._raw.get(descriptor.name)
+        verdict = require_compatible(raw.schema, schema).verdict if raw is not None else Verdict.COMPATIBLE
+        table = self._new_table(descriptor, schema)
+        if raw is not None:
+            self._load(table, raw)
+            del self._raw[descriptor.name]
+        self._tables[descriptor.name] = table
+        if descriptor.ttl is not None and descriptor.ttl.cleanup.every_record and descriptor.ttl.cleanup.incremental:
+            self._every_record.append(table)
+            self._use_fast_keys()
+        if verdict is Verdict.MIGRATED:
+            self._forget_chain()  # stored files have the old form of this state
+        return table
+
+    def _again(self, known: TableState, descriptor: StateDescriptor, schema: StateSchema) -> State:
+        if schema.to_json() != known.schema.to_json() or descriptor.default != known.descriptor.default:
+            raise InvalidRequest("a state is registered twice with different types", state=descriptor.name,
+                                 operator=self.uid, expected=str(known.schema), found=str(schema),
+                                 hint="use one descriptor for one name")
+        return known
+
+    def _new_table(self, descriptor: StateDescriptor, schema: StateSchema) -> TableState:
+        classes: dict[StateKind, type[TableState]] = {
+            StateKind.VALUE: value_state_class(descriptor, schema.namespace_type is not None),
+            StateKind.LIST: MemoryListState, StateKind.MAP: MemoryMapState,
+            StateKind.REDUCING: MemoryReducingState, StateKind.AGGREGATING: MemoryAggregatingState}
+        return classes[descriptor.kind](self, descriptor, schema)
+
+    def take_id(self, name: str) -> int:
+        """The state id of a name; the same one for as long as this backend lives."""
+        if name not in self._ids:
+            self._ids[name] = state_id_of(name, set(self._ids.values()))
+        return self._ids[name]
+
+    def namespace_type_for(self, namespace: Any) -> StateType | None:
+        """The namespace type of a registered state that takes this namespace."""
+        for table in self._tables.values():
+            kind = table.schema.namespace_type
+            if kind is not None:
+                try:
+                    kind.check(namespace)
+                except HoldfastError:
+                    continue
+                return kind
+        return None
+
+    @property
+    def timers(self) -> TimerService:
+        self.require_open()
+        return self._timers
+
+    # -- time
+
+    @property
+    def watermark(self) -> int:
+        return self._watermark
+
+    def watermark_now(self) -> int:
+        return self._watermark
+
+    def advance_watermark(self, watermark_ms: int) -> None:
+        self.require_open()
+        if type(watermark_ms) is not int or not MIN_WATERMARK <= watermark_ms <= NEVER:
+            raise InvalidRequest("a watermark is a 64-bit number of milliseconds", found=watermark_ms)
+        if watermark_ms > self._watermark:
+            self._watermark = watermark_ms
+
+    # -- what is held
+
+    def schemas(self) -> tuple[StateSchema, ...]:
+        self.require_open()
+        return self._schemas()
+
+    def _schemas(self) -> tuple[StateSchema, ...]:
+        timers = [self._timers.schema(table) for table in self._timers.tables.values() if table.size or self._written(table)]
+        return (*(table.schema for table in self._tables.values()), *(raw.schema for raw in self._raw.values()), *timers)
+
+    def _written(self, table: TimerTable) -> bool:
+        """Whether files that later snapshots build on may hold timers of a table that is empty now."""
+        return self._chain is not None or bool(self._candidates) or bool(self._epochs)
+
+    def entry_counts(self) -> dict[str, int]:
+        self.require_open()
+        counts = {name: _entries(table) for name, table in self._tables.items()}
+        counts.update({name: raw.count() for name, raw in self._raw.items()})
+        counts.update({table.name: table.size for table in self._timers.tables.values() if table.size})
+        return counts
+
+    def sweep(self, limit: int = 2048) -> int:
+        self.require_open()
+        return sum(table.sweep(limit) for table in self._tables.values())
+
+    # -- snapshots: the synchronous part
+
+    def snapshot(self, checkpoint_id: int, target: SnapshotTarget, *, full: bool = False) -> MemorySnapshot:
+        self.require_open()
+        with self.lock:
+            epoch = self._freeze()
+            parent = None if full or not self._incremental else self._chain
+            if parent is not None and parent.wants_new_base():
+                parent = None
+            views = [self._view(table, epoch) for table in self._all_tables()]
+            raw = [] if parent is not None else [(state.schema, state.entries()) for state in self._raw.values()]
+            plan = SnapshotPlan(checkpoint_id, epoch.number, parent, views, list(raw), self._schemas(),
+                                self._incremental, self._max_state_size)
+            pending = MemorySnapshot(self, target, plan)
+            self._unfinished.append(pending)
+        return pending
+
+    def _all_tables(self) -> list[Layers]:
+        return [*self._tables.values(), *self._timers.tables.values()]
+
+    def _freeze(self) -> Epoch:
+        epoch = Epoch(self._next_epoch)
+        self._next_epoch += 1
+        for table in self._all_tables():
+            epoch.layers[_name(table)] = table.freeze()
+        if self._incremental:
+            if len(self._epochs) >= MAX_EPOCHS:
+                self._forget_chain()
+            self._epochs.append(epoch)
+        return epoch
+
+    def _view(self, table: Layers, epoch: Epoch) -> TableView:
+        changed = [older.layers[_name(table)] for older in self._epochs if _name(table) in older.layers]
+        if isinstance(table, TimerTable):
+            schema, namespace_form = self._timers.schema(table), self._timers.namespace_form
+            expiry = None
+        else:
+            assert isinstance(table, TableState)
+            schema, namespace_form, expiry = table.schema, table.namespace_form, table.expiry
+        encoder = EntryEncoder(schema, self.form, self.max_parallelism, namespace_form)
+        return TableView(table, schema, encoder, changed, expiry)
+
+    def _forget_chain(self) -> None:
+        """The next snapshot is a full one."""
+        self._chain = None
+        self._candidates.clear()
+        for epoch in self._epochs:
+            self._garbage.extend(epoch.layers.values())
+        self._epochs = []
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        self.require_open()
+        with self.lock:
+            chain = self._candidates.pop(checkpoint_id, None)
+            if chain is None or (self._chain is not None and chain.epoch < self._chain.epoch):
+                return
+            self._chain = chain
+            self._candidates = {number: newer for number, newer in self._candidates.items() if newer.epoch > chain.epoch}
+            for epoch in [epoch for epoch in self._epochs if epoch.number <= chain.epoch]:
+                self._garbage.extend(epoch.layers.values())
+            self._epochs = [epoch for epoch in self._epochs if epoch.number > chain.epoch]
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.require_open()
+        with self.lock:
+            self._candidates.pop(checkpoint_id, None)
+            pending = [one for one in self._unfinished if one.checkpoint_id == checkpoint_id]
+        for one in pending:
+            one.cancel()
+
+    # -- snapshots: what the writer's thread calls
+
+    def await_folding(self) -> None:
+        """Wait until the base is at rest. While a snapshot is unfinished, nobody starts to change it."""
+        with self._folding:
+            self._folding.wait_for(lambda: not self._is_folding)
+
+    def snapshot_ended(self, snapshot: MemorySnapshot, chain: Chain | None) -> None:
+        with self.lock:
+            self._unfinished = [one for one in self._unfinished if one is not snapshot]
+            if chain is not None and self._incremental and not self._closed and \
+                    any(epoch.number >= chain.epoch for epoch in self._epochs):
+                self._candidates[chain.checkpoint_id] = chain
+            if self._unfinished or self._is_folding or self._closed:
+                return
+            self._is_folding = True
+            garbage, self._garbage = self._garbage, []
+            kept = {id(layer) for epoch in self._epochs for layer in epoch.layers.values()}
+            work = [(table, [layer for layer in reversed(table.frozen) if not layer.folded], table.base)
+                    for table in self._all_tables()]
+        try:
+            for table, layers, base in work:
+                for layer in layers:
+                    self._fold(table, layer, base)
+            garbage.extend(layer for _, layers, _ in work for layer in layers if id(layer) not in kept)
+            for layer in garbage:
+                if layer.folded:
+                    release(layer)
+        finally:
+            with self._folding:
+                self._is_folding = False
+                self._folding.notify_all()
+
+    def _fold(self, table: Layers, layer: Layer, base: Layer) -> None:
+        for _ in table.fold(layer, base):
+            pass
+        layer.folded = True
+
+    def snapshot_cancelled(self, snapshot: MemorySnapshot) -> None:
+        """A snapshot was given up before it ran; folding is left to the next one that runs."""
+        with self.lock:
+            self._unfinished = [one for one in self._unfinished if one is not snapshot]
+
+    def require_held(self, groups: Any, state: str) -> None:
+        """Refuse entries whose key should never have been given to this subtask."""
+        held = self.key_groups
+        if len(groups) and (int(groups.min()) < held.first or int(groups.max()) > held.last):
+            wrong = int(groups[(groups < held.first) | (groups > held.last)][0])
+            raise InvalidRequest("a key belongs to a key group that is not held here", operator=self.uid, state=state,
+                                 found=wrong, expected=str(held))
+
+    def raw_rows(self, batch: pa.RecordBatch) -> Rows:
+        return Rows(key_groups_of_entries(batch.column(0)), batch.column(0), batch.column(1),
+                    np.zeros(batch.num_rows, np.uint8))
+
+    # -- restoring
+
+    def restore(self, handles: Sequence[KeyedHandle], source: SnapshotSource) -> None:
+        """Take over the entries of the range; timers at once, other states when they are registered."""
+        self._raw = read_handles(handles, source, self.key_type, self.max_parallelism, self.key_groups, self.uid,
+                                 self.take_id)
+        for domain, name in TIMER_STATES.items():
+            raw = self._raw.pop(name, None)
+            if raw is None:
+                continue
+            self._timers.use_namespace_type(raw.schema.namespace_type)
+            decoder = EntryDecoder(raw.schema, raw.schema, self.form, self._timers.namespace_form, 0)
+            table, slots = self._timers.table(domain), list[Any]()
+            for batch in raw.entries():
+                keys, namespaces, _ = decoder.columns(batch)
+                slots.extend(zip(decoder.times(batch), keys, namespaces or [None] * len(keys)))
+            table.load(slots)
+
+    def _load(self, table: TableState, raw: RawState) -> None:
+        now = table.expiry.now() if table.expiry is not None else 0
+        decoder = EntryDecoder(raw.schema, table.schema, self.form, table.namespace_form, now)
+        base, kind = table.base, table.descriptor.kind
+        for batch in raw.entries():
+            keys, namespaces, suffixes = decoder.columns(batch)
+            slots, stored = decoder.slots(keys, namespaces), decoder.stored(batch.column(1))
+            if kind is StateKind.LIST:
+                for slot, element in zip(slots, stored):
+                    base.setdefault(slot, []).append(element)
+            elif kind is StateKind.MAP:
+                for slot, key, value in zip(slots, suffixes or (), stored):
+                    part = base.get(slot)
+                    if part is None:
+                        part = base[slot] = MapPart(whole=True)
+                    part[key] = value
+            else:
+                base.update(zip(slots, stored))
+        if table.expiry is not None and base:
+            table.expiry.due = MIN_WATERMARK
+
+    # -- the end
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def require_open(self) -> None:
+        if self._closed:
+            raise Closed("this state backend has been closed", operator=self.uid)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for pending in list(self._unfinished):
+            pending.cancel()
+        self.key = NO_KEY
+        self._use_fast_keys()
+        for table in self._all_tables():
+            table.close()
+        self._tables, self._raw, self._epochs, self._garbage = {}, {}, [], []
+
+
+def _name(table: Any) -> str:
+    return str(table.name)
+
+
+def _entries(table: TableState) -> int:
+    """Stored entries: values, list elements or map entries."""
+    if isinstance(table, MemoryListState):
+        return sum(len(table.delta[slot]) for slot in table.slots())
+    if isinstance(table, MemoryMapState):
+        return sum(len(table.stored_map(slot)) for slot in table.slots())
+    return len(table.slots())
+
+
+def keyed_type(key_type: Any) -> StateType:
+    kind = state_type(key_type)
+    kind.require_key()
+    return kind

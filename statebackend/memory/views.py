@@ -1,0 +1,117 @@
+"""What a snapshot contains of one table: fixed at the freeze, turned into entries on the writer's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from statebackend.descriptors import StateKind
+from statebackend.entries import OP_DELETE, OP_PUT
+from statebackend.memory.encode import CHUNK_ROWS, EntryEncoder
+from statebackend.memory.expiry import Expiry
+from statebackend.memory.layers import Layer, Layers, chunks
+from statebackend.memory.map_state import MapPart
+from statebackend.memory.runs import Rows
+from statebackend.schema import StateSchema
+
+
+class TableView:
+    """A table as it was at a freeze. `layers` and `changed` are oldest first; `changed` is what a delta covers."""
+
+    def __init__(self, table: Layers, schema: StateSchema, encoder: EntryEncoder, changed: list[Layer],
+                 expiry: Expiry | None, columns: Any = None, changed_columns: Any = None) -> None:
+        self.schema = schema
+        self._table = table
+        self._kind = StateKind(schema.kind)
+        self._encoder = encoder
+        self._base = table.base
+        self._layers = tuple(reversed(table.frozen))
+        self._changed = changed
+        self._columns = columns
+        self._changed_columns = changed_columns
+        self._drop_before = expiry.now() if expiry is not None and expiry.full_snapshot else None
+
+    def full(self) -> Iterator[Rows]:
+        """All entries; those that have expired are left out where the TTL says so."""
+        puts, removed = self._table.merged(self._layers)
+        if self._columns is not None:
+            hidden = self._hidden(puts, removed)
+            yield from self._columns.full(self._encoder, hidden)
+        if self._kind is StateKind.MAP:
+            yield from self._full_maps(puts)
+            return
+        for part in chunks(self._base.items(), CHUNK_ROWS):
+            if puts or removed:
+                part = [entry for entry in part if entry[0] not in puts and entry[0] not in removed]
+            yield from self._puts(self._unexpired(part))
+        for part in chunks(puts.items(), CHUNK_ROWS):
+            yield from self._puts(self._unexpired(part))
+
+    def _hidden(self, puts: dict[Any, Any], removed: set[Any]) -> set[Any]:
+        """Keys whose entry in the columns is overridden by the dicts above them."""
+        return {*puts, *removed, *self._base, *self._base.removed}
+
+    def delta(self) -> Iterator[Rows]:
+        """What changed, with what is gone."""
+        puts, removed = self._table.merged(self._changed)
+        if self._changed_columns is not None:
+            yield from self._changed_columns.delta(self._encoder, {*puts, *removed})
+        for gone in chunks(removed, CHUNK_ROWS):
+            yield from self._deletes(gone)
+        for part in chunks(puts.items(), CHUNK_ROWS):
+            yield from self._puts(part, replace=True)
+
+    # -- by kind
+
+    def _puts(self, entries: list[tuple[Any, Any]], *, replace: bool = False) -> Iterator[Rows]:
+        if not entries:
+            return
+        slots, stored = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        if self._kind is StateKind.LIST:
+            yield from self._encoder.lists(slots, stored, replace=replace)
+        elif self._kind is StateKind.MAP:
+            yield from self._encoder.map_changes(slots, stored)
+        elif self._kind is StateKind.TIMER:
+            yield self._encoder.timers(slots, OP_PUT)
+        else:
+            yield self._encoder.puts(slots, stored)
+
+    def _deletes(self, slots: list[Any]) -> Iterator[Rows]:
+        if self._kind is StateKind.LIST:
+            yield from self._encoder.lists(slots, [[] for _ in slots], replace=True)
+        elif self._kind is StateKind.TIMER:
+            yield self._encoder.timers(slots, OP_DELETE)
+        else:
+            yield self._encoder.deletes(slots)
+
+    def _full_maps(self, puts: dict[Any, Any]) -> Iterator[Rows]:
+        for part in chunks(self._base.items(), 1024):
+            kept = [(slot, self._live_map(stored)) for slot, stored in part if slot not in puts]
+            yield from self._encoder.maps([slot for slot, _ in kept], [entries for _, entries in kept])
+        for part in chunks(puts.items(), 1024):
+            merged = [(slot, self._live_map(self._over_base(slot, stored))) for slot, stored in part]
+            yield from self._encoder.maps([slot for slot, _ in merged], [entries for _, entries in merged])
+
+    def _over_base(self, slot: Any, newer: MapPart) -> MapPart:
+        older = self._base.get(slot)
+        if older is None or newer.whole:
+            return newer
+        merged = MapPart(whole=True)
+        merged.update(older)
+        merged.apply(newer)
+        return merged
+
+    # -- TTL
+
+    def _unexpired(self, entries: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        now = self._drop_before
+        if now is None:
+            return entries
+        if self._kind is StateKind.LIST:
+            lists = [(slot, [pair for pair in stored if now < pair[1]]) for slot, stored in entries]
+            return [entry for entry in lists if entry[1]]
+        return [entry for entry in entries if now < entry[1][1]]
+
+    def _live_map(self, entries: dict[Any, Any]) -> dict[Any, Any]:
+        now = self._drop_before
+        return entries if now is None else {key: pair for key, pair in entries.items() if now < pair[1]}

@@ -1,0 +1,217 @@
+"""The service's calls into the library, with JSON values in and out; no logic of its own beyond paging and limits."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+import savepoint
+from checkpoint.storage import FileStore, locate
+from checkpoint.storage.opening import load_metadata
+from savepoint.values import from_text, to_plain
+from statebackend.errors import HoldfastError, InvalidRequest, Unavailable
+from statebackend.keygroups import KeyGroupRange
+
+Progress = Callable[[int, int], None]
+_DEPTH = 3
+"""How deep below a root snapshots are looked for: root / job / chk-N."""
+
+
+def snapshot_paths(root: str) -> list[str]:
+    """Relative paths of all snapshots below a root, sorted."""
+    with FileStore.at(root) as store:
+        return sorted(_snapshots_below(store, "", _DEPTH))
+
+
+def _snapshots_below(store: FileStore, prefix: str, depth: int) -> Iterator[str]:
+    for name in store.folders(prefix):
+        path = f"{prefix}/{name}".strip("/")
+        if store.exists(f"{path}/_metadata"):
+            yield path
+        elif depth > 1:
+            yield from _snapshots_below(store, path, depth - 1)
+
+
+def snapshot_line(root: str, path: str) -> dict[str, Any]:
+    """A snapshot in a list; one that can't be read is shown as incomplete, with the reason."""
+    url = f"{root.rstrip('/')}/{path}"
+    try:
+        metadata = load_metadata(locate(url))
+    except HoldfastError as error:
+        return {"path": url, "relative": path, "complete": False, "kind": "unknown", "reason": str(error)}
+    return {"path": url, "relative": path, "complete": True, "kind": metadata.kind, "format": metadata.format,
+            "job_id": metadata.job_id, "job_name": metadata.job_name, "checkpoint_id": metadata.checkpoint_id,
+            "completed_timestamp": metadata.completed_timestamp, "operators": len(metadata.operators),
+            "size": sum({file.path: file.size for entry in metadata.operators for file in entry.files()}.values())}
+
+
+def tag(url: str) -> str:
+    """An entity tag of a snapshot: its metadata never changes once it is there."""
+    located = locate(url)
+    with FileStore.at(located.url) as store:
+        return xxhash.xxh3_64_hexdigest(store.read("_metadata"))
+
+
+def describe(url: str, relative: str) -> dict[str, Any]:
+    """Everything that the metadata of a snapshot tells."""
+    with savepoint.open(url) as opened:
+        metadata = opened.metadata
+        return {
+            "path": url, "relative": relative, "kind": metadata.kind, "format": metadata.format,
+            "job_id": metadata.job_id, "job_name": metadata.job_name, "checkpoint_id": metadata.checkpoint_id,
+            "trigger_timestamp": metadata.trigger_timestamp, "completed_timestamp": metadata.completed_timestamp,
+            "unaligned": metadata.unaligned, "size": sum(operator.stored for operator in opened.operators()),
+            "operators": [{
+                "uid": operator.uid, "name": operator.name, "parallelism": operator.parallelism,
+                "max_parallelism": operator.max_parallelism, "key_type": operator.key_type, "stored": operator.stored,
+                "states": [_state(opened, operator.uid, state) for state in operator.states],
+            } for operator in opened.operators()]}
+
+
+def _state(opened: savepoint.Savepoint, uid: str, state: savepoint.StateInfo) -> dict[str, Any]:
+    keyed = state.kind not in ("split", "union", "broadcast")
+    groups = opened.key_groups(uid, state.name).to_pylist() if keyed else []
+    largest = opened.largest_keys(uid, state.name) if keyed else []
+    kind = state.value_type if state.map_key_type is None else f"{state.map_key_type} -> {state.value_type}"
+    return {
+        "name": state.name, "kind": state.kind, "type": kind, "key_type": state.key_type, "entries": state.rows,
+        "bytes": state.size, "ttl": {"ttl_ms": state.ttl_ms} if state.ttl_ms else None,
+        "key_groups": {str(row["key_group"]): row["rows"] for row in groups if row["rows"] is not None},
+        "largest": [{"key": to_plain(row["key"]), "entries": row["rows"], "bytes": row["bytes"]} for row in largest],
+        "schema": opened.schema(uid, state.name).to_json() if keyed else {"value_type": state.value_type},
+    }
+
+
+def entries(url: str, uid: str, state: str, *, start: tuple[int, int], limit: int, key: str | None = None,
+            key_group: int | None = None, where: str | None = None) -> dict[str, Any]:
+    """A page of entries from (key group, offset in it) on; `next` is where the next page starts."""
+    with savepoint.open(url) as opened:
+        keys = None if key is None or key == "" else [from_text(key, opened.key_type(uid))]
+        last = opened.max_parallelism(uid) - 1
+        if start[0] > last:
+            raise InvalidRequest("this is no cursor of this list", field="cursor")
+        groups = KeyGroupRange(start[0], last) if key_group is None else KeyGroupRange(key_group, key_group)
+        reader = opened.read(uid, state, keys=keys, key_groups=groups, where=where or None)
+        rows, more = _take(reader, start[1], limit)
+        names = [{"name": field.name, "type": str(field.type)} for field in reader.schema]
+    if not more:
+        return {"columns": names, "rows": rows, "next": None}
+    return {"columns": names, "rows": rows, "next": _after(rows, start)}
+
+
+def _take(reader: pa.RecordBatchReader, skip: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """`limit` rows after `skip`, and whether there are more."""
+    rows: list[dict[str, Any]] = []
+    for batch in reader:
+        if skip >= batch.num_rows:
+            skip -= batch.num_rows
+            continue
+        wanted = batch.slice(skip, limit + 1 - len(rows))
+        skip = 0
+        rows += [{name: to_plain(value) for name, value in row.items()} for row in wanted.to_pylist()]
+        if len(rows) > limit:
+            return rows[:limit], True
+    return rows, False
+
+
+def _after(rows: list[dict[str, Any]], start: tuple[int, int]) -> tuple[int, int]:
+    """Where the row after the last one is: its key group and how many rows of that group were seen."""
+    group = rows[-1].get("key_group", start[0])
+    seen = sum(row.get("key_group", start[0]) == group for row in rows)
+    return group, seen + (start[1] if group == start[0] else 0)
+
+
+def lookup(url: str, uid: str, state: str, key: str) -> dict[str, Any]:
+    """What a state holds for a key."""
+    with savepoint.open(url) as opened:
+        parsed = from_text(key, opened.key_type(uid))
+        return {"key": to_plain(parsed), "value": to_plain(opened.lookup(uid, state, parsed))}
+
+
+def download(url: str, uid: str, state: str, form: str) -> Iterator[bytes]:
+    """All entries of a state, encoded piece by piece."""
+    opened = savepoint.open(url)
+    try:
+        reader = opened.read(uid, state)
+    except BaseException:
+        opened.close()
+        raise
+    return _encoded(opened, reader, form)
+
+
+def _encoded(opened: savepoint.Savepoint, reader: pa.RecordBatchReader, form: str) -> Iterator[bytes]:
+    with opened:
+        if form == "jsonl":
+            import msgspec
+
+            for batch in reader:
+                plain = ({name: to_plain(value) for name, value in row.items()} for row in batch.to_pylist())
+                yield b"".join(msgspec.json.encode(row) + b"\n" for row in plain)
+            return
+        pipe = _Pipe()
+        sink = pa.PythonFile(pipe, mode="w")
+        make = pq.ParquetWriter if form == "parquet" else pa.ipc.new_stream
+        with make(sink, reader.schema) as writer:
+            for batch in reader:
+                writer.write_batch(batch)
+                yield pipe.drain()
+        yield pipe.drain()
+
+
+class _Pipe(io.RawIOBase):
+    """What was written and not yet sent; the position goes on, because Parquet's footer holds offsets."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self._position += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._position
+
+    def drain(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+
+def query(url: str, sql: str, limit: int, seconds: float) -> dict[str, Any]:
+    """Run SQL over a snapshot, interrupted when it takes too long."""
+    outcome: dict[str, Any] = {}
+    with savepoint.open(url) as opened:
+        def run() -> None:
+            try:
+                reader = opened.query(sql)
+                columns = [{"name": field.name, "type": str(field.type)} for field in reader.schema]
+                rows: list[list[Any]] = []
+                for batch in reader:
+                    plain = [[to_plain(value) for value in column.to_pylist()] for column in batch.columns]
+                    rows += [list(row) for row in zip(*plain)]
+                    if len(rows) > limit or outcome.get("late"):
+                        break
+                outcome.update(columns=columns, rows=rows[:limit], truncated=len(rows) > limit)
+            except HoldfastError as error:
+                outcome["error"] = error
+
+        worker = threading.Thread(target=run, name="query", daemon=True)
+        worker.start()
+        worker.join(seconds)
+        if worker.is_alive():
+            outcome["late"] = True
+            raise Unavailable(f"the query did not end within {seconds:.0f} s", hint="narrow it, or use the command line")
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome

@@ -74,8 +74,8 @@ def decide_warmth(position: Position | None, wanted: Manifest | None,
 
 def _continues(held: KeyedHandle, wanted: KeyedHandle) -> bool:
     """Whether `wanted` is `held` with more files after it, and the same states under the same ids."""
-    return held.format == wanted.format and held.schemas == wanted.schemas and \
-        len(held.files) < len(wanted.files) and wanted.files[:len(held.files)] == held.files
+    return held.format == wanted.format and set(held.schemas) == set(wanted.schemas) and \
+        wanted.files[:len(held.files)] == held.files
 
 
 @dataclass
@@ -186,6 +186,8 @@ class WorkerCache:
             keyed = backend.keyed(uid=wanted.key.uid, key_type=wanted.key_type,
                                   max_parallelism=wanted.max_parallelism, key_groups=wanted.key.key_groups,
                                   clock=clock, restore=list(handles), source=wanted.source)
+            if len(handles) == 1:
+                keyed.build_on(handles[0])
         except BaseException:
             backend.close()
             if directory is not None:

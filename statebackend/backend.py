@@ -142,6 +142,13 @@ class KeyedBackend(ABC):
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """The checkpoint will never be: nothing may build on it, and its changes belong to the next one."""
 
+    def build_on(self, handle: KeyedHandle) -> bool:
+        """The next incremental snapshot may build on the files of `handle`, from which alone this was just restored.
+
+        For callers that keep those files as long as any snapshot names them. False: the next one stores all anew.
+        """
+        return False
+
     def catch_up(self, handle: KeyedHandle, source: SnapshotSource) -> bool:
         """Bring a backend, unchanged since its last snapshot, forward to `handle`, which is that snapshot and more.
 

@@ -123,6 +123,25 @@ class Checkpoints:
         self._tables = finished.tables if finished.chain is not None else {}
         self._epochs = [epoch for epoch in self._epochs if epoch.number > finished.generation]
 
+    def newest_chain(self) -> Chain | None:
+        """What the newest finished snapshot holds, completed or not."""
+        with self._lock:
+            return self._done[max(self._done)].chain if self._done else self._chain
+
+    @property
+    def tables(self) -> Stored:
+        """The table files of the newest finished snapshot."""
+        with self._lock:
+            return self._done[max(self._done)].tables if self._done else self._tables
+
+    def adopt(self, chain: Chain, tables: Stored) -> None:
+        """The state is exactly what this chain holds, whoever stored it: the next snapshot builds on it."""
+        with self._lock:
+            self._done.clear()
+        self._running.clear()
+        self._epochs.clear()
+        self._chain, self._tables = chain, tables
+
     def aborted(self, checkpoint_id: int) -> None:
         """Nothing builds on this one; its changes stay in the epochs that the next snapshot covers."""
         snapshot = self._running.pop(checkpoint_id, None)

@@ -16,10 +16,11 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.rocksdb.base import Expiry, RocksState
 from statebackend.rocksdb.checkpoints import Checkpoints
 from statebackend.rocksdb.cleanup import Maintenance, Sweeper
-from statebackend.rocksdb.collection import RocksListState, RocksMapState, Sequence as ListSequence
+from statebackend.rocksdb.collection import ListSequence, RocksListState, RocksMapState
 from statebackend.rocksdb.context import KeyContext
 from statebackend.rocksdb.counting import entry_counts
 from statebackend.rocksdb.flat import RocksAggregatingState, RocksReducingState, RocksValueState
+from statebackend.rocksdb.following import apply_log, chain_to_build_on, missing_log, stored_tables
 from statebackend.rocksdb.options import RocksDBOptions
 from statebackend.rocksdb.restore import Restored, restore
 from statebackend.rocksdb.snapshot import Description
@@ -230,6 +231,34 @@ class RocksDBKeyed(KeyedBackend):
         self._require_open()
         self._checkpoints.aborted(checkpoint_id)
 
+    # -- following other writers of the same chain
+
+    def build_on(self, handle: KeyedHandle) -> bool:
+        self._require_open()
+        chain = chain_to_build_on(handle, self.key_groups)
+        if chain is None or self._engine.has_changes():
+            return False
+        self._engine.restart_log()
+        self._checkpoints.adopt(chain, stored_tables(chain))
+        return True
+
+    def catch_up(self, handle: KeyedHandle, source: SnapshotSource) -> bool:
+        self._require_open()
+        held, wanted = self._checkpoints.newest_chain(), chain_to_build_on(handle, self.key_groups)
+        if held is None or wanted is None or set(handle.schemas) != set(self.schemas()):
+            return False
+        files = missing_log(held, wanted)
+        if files is None or self._engine.has_changes():
+            return False
+        self._engine.settle_all()
+        apply_log(files, source, self._engine.parts, self.key_groups)
+        self._engine.restart_log()
+        self._sequence.next = max(self._sequence.next, int(handle.meta.get("next_sequence", 0)))
+        for table in self._timer_tables.values():
+            table.forget_head()
+        self._checkpoints.adopt(wanted, self._checkpoints.tables)
+        return True
+
     # -- clean-up
 
     def sweep(self, limit: int = 2048) -> int:
@@ -263,7 +292,7 @@ class RocksDBKeyed(KeyedBackend):
         self._engine.parts.close()
         for table in self._engine.tables:
             table._dirty, table._frozen = _ClosedDirty(), ()
-        self.set_current_key = self._refuse_key  # type: ignore[method-assign]
+        self.set_current_key = self._refuse_key  # type: ignore[method-assign,assignment]
         shutil.rmtree(self.directory, ignore_errors=True)
         self._on_close(self)
 

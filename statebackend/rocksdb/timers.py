@@ -53,6 +53,10 @@ class TimerTable(Table):
         self._held.discard(_order(short))
         self._make_room()
 
+    def forget_head(self) -> None:
+        """What is stored has changed under us: read it again when asked."""
+        self._heap, self._held, self._horizon = [], set(), b""
+
     def _make_room(self) -> None:
         if len(self._dirty) >= self._engine.limit:
             self._engine.evict(self)

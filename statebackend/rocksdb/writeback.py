@@ -115,6 +115,15 @@ class WriteBack:
         self.log = self._new_log(log_next)
         return generation
 
+    def has_changes(self) -> bool:
+        """Whether anything was changed since the last barrier."""
+        return self.log.rows > 0 or any(table._dirty for table in self.tables)
+
+    def restart_log(self) -> None:
+        """Everything held is stored elsewhere: record changes from here on."""
+        self.log.give_up()
+        self.log = self._new_log(True)
+
     def dirty_estimate(self) -> int:
         """About how many bytes of changes are not yet in the log."""
         tables = [(table, (table._dirty, *table._frozen)) for table in self.tables]

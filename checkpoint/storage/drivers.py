@@ -274,9 +274,10 @@ class FsspecDriver:
         self.filesystem.mv(temporary, self._at(path))
 
     def upload(self, path: str) -> Upload:
-        if not self.conditional:
-            self.filesystem.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
-        return _FsspecUpload(self.filesystem, self._at(path))
+        if self.conditional:  # an object store: the object appears when its stream is closed
+            return _FsspecUpload(self.filesystem, self._at(path), self._at(path))
+        self.filesystem.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+        return _FsspecUpload(self.filesystem, self._at(path), self._at(temporary_name(path)))
 
     def info(self, path: str) -> FileInfo:
         info = self.filesystem.info(self._at(path))
@@ -332,9 +333,9 @@ class _FsspecUpload:
 
     part_size, repeatable, concurrent = 4 << 20, False, False
 
-    def __init__(self, filesystem: Any, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-        self._stream: BinaryIO | None = filesystem.open(path, "wb")
+    def __init__(self, filesystem: Any, final: str, written: str) -> None:
+        self._filesystem, self._final, self._written = filesystem, final, written
+        self._stream: BinaryIO | None = filesystem.open(written, "wb")
 
     def put(self, number: int, offset: int, data: bytes | memoryview) -> None:
         if self._stream is None:
@@ -345,6 +346,8 @@ class _FsspecUpload:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+            if self._written != self._final:
+                self._filesystem.mv(self._written, self._final)
 
     def abort(self) -> None:
         stream, self._stream = self._stream, None
@@ -355,7 +358,7 @@ class _FsspecUpload:
         else:
             stream.close()
         try:
-            self._filesystem.rm_file(self._path)
+            self._filesystem.rm_file(self._written)
         except FileNotFoundError:
             return
 

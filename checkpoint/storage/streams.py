@@ -137,6 +137,12 @@ class RangeReader(io.RawIOBase):
         self._position = base + offset
         return self._position
 
+    def readall(self) -> bytes:
+        """The rest in one request; the inherited one would ask for 8 KiB at a time."""
+        data = self._read(self._position, self._size) if self._position < self._size else b""
+        self._position += len(data)
+        return data
+
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         end = min(self._position + len(view), self._size)

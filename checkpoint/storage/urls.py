@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from statebackend.errors import InvalidRequest
 
@@ -38,10 +37,11 @@ def redacted(url: str) -> str:
         return url
     if "::" in url:
         return "::".join(redacted(part) for part in url.split("::"))
-    parts = urlsplit(url)
-    if parts.scheme in ("file", "local"):
+    scheme, rest = url.split("://", 1)
+    if scheme in ("file", "local"):
         return url
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    host, slash, path = rest.split("?", 1)[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def join_url(url: str, path: str) -> str:

@@ -16,6 +16,7 @@ from statebackend.entries import key_groups_of_entries
 from statebackend.errors import Closed, HoldfastError, InvalidRequest
 from statebackend.files import SnapshotSource, SnapshotTarget
 from statebackend.keygroups import KeyGroupRange
+from statebackend.memory import following
 from statebackend.memory.encode import EntryEncoder
 from statebackend.memory.folding_state import MemoryAggregatingState, MemoryReducingState
 from statebackend.memory.forms import KeyForm, is_int64
@@ -345,6 +346,37 @@ class MemoryKeyed(KeyedBackend):
     def raw_rows(self, batch: pa.RecordBatch) -> Rows:
         return Rows(key_groups_of_entries(batch.column(0)), batch.column(0), batch.column(1),
                     np.zeros(batch.num_rows, np.uint8))
+
+    # -- following other writers of the same chain
+
+    def build_on(self, handle: KeyedHandle) -> bool:
+        self.require_open()
+        with self.lock:
+            if not self._incremental or self._epochs or not following.can_build_on(self, handle, self._ids) or \
+                    following.has_changes(self._all_tables()):
+                return False
+            self._chain = Chain(0, self._next_epoch - 1, handle.files)
+        return True
+
+    def catch_up(self, handle: KeyedHandle, source: SnapshotSource) -> bool:
+        self.require_open()
+        newest = max(self._candidates.values(), key=lambda chain: chain.epoch, default=self._chain)
+        if newest is None or self._raw or not following.can_build_on(self, handle, self._ids) or \
+                set(handle.schemas) != set(self._schemas()) or following.has_changes(self._all_tables()):
+            return False
+        files = following.missing_files(newest.files, handle.files)
+        tables = {table.schema.state_id: table for table in self._tables.values()
+                  if table.descriptor.kind.value in following.FLAT_KINDS}
+        changes = None if files is None else following.read_changes(self, files, source, tables)
+        if changes is None:
+            return False
+        following.apply_changes(self, changes)
+        with self.lock:
+            self._forget_chain()
+            for table in self._all_tables():
+                table.freeze()
+            self._chain = Chain(0, self._next_epoch - 1, handle.files)
+        return True
 
     # -- restoring
 

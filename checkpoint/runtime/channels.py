@@ -126,7 +126,7 @@ class OutputChannel:
 
     def _join(self, records: Records) -> bool:
         """Add to the last queued batch, where both are small and alike. A joined batch is our own copy."""
-        if not self._joinable:
+        if not self._joinable or not self.queue:
             return False
         last = self.queue[-1]
         assert type(last) is Records

@@ -102,11 +102,13 @@ class TaskHost:
         if runner is not None:
             runner.post_credit(to.channel, credit)
 
-    def cancel(self, subtasks: Iterable[SubtaskId] | None = None, timeout: float = 10.0) -> None:
+    def cancel(self, subtasks: Iterable[SubtaskId] | None = None, timeout: float = 10.0, *,
+               read_mail: bool = False) -> None:
         """Stop these subtasks (None: all) where they stand, and wait until they have closed."""
-        chosen = [runner for runner in self._runners.values() if subtasks is None or runner.id in set(subtasks)]
+        wanted = None if subtasks is None else set(subtasks)
+        chosen = [runner for runner in self._runners.values() if wanted is None or runner.id in wanted]
         for runner in chosen:
-            runner.stop()
+            runner.stop(read_mail)
         deadline = time.monotonic() + timeout
         for runner in chosen:
             runner.join(max(0.0, deadline - time.monotonic()))
@@ -159,7 +161,7 @@ class Runner:
         self._mail: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._wake = threading.Condition()
         self._sleeping = False
-        self._stopped = False
+        self._stopped = self._reads_mail = False
         self._core: Subtask | None = None
         self._senders: list[Callable[[Element], None]] = []
         self._granters: list[Callable[[int], None]] = []
@@ -171,7 +173,8 @@ class Runner:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, read_mail: bool = False) -> None:
+        self._reads_mail = read_mail
         self._stopped = True
         with self._wake:
             self._wake.notify()
@@ -258,6 +261,9 @@ class Runner:
                 return
             if result.blocked is not Blocked.NOTHING and not mail:
                 self._sleep(result.wake_at)
+        while self._reads_mail and mail:
+            call, arguments = mail.popleft()
+            call(*arguments)
 
     def _sleep(self, wake_at: int | None) -> None:
         seconds = LONGEST_WAIT_SECONDS

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import struct
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from statebackend.codecs.containers import OptionalType
 from statebackend.codecs.records import TupleType
 from statebackend.codecs.scalars import IntType
 from statebackend.codecs.temporal import DatetimeType
+from statebackend.codecs.text import BytesType, StrType
 from statebackend.errors import InvalidRequest
 
 MAX_PARALLELISM = 32768
+_HALF = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +114,40 @@ def key_hasher(key_type: Any) -> Callable[[Any], int]:
     """`xxhash64` of keys of one type, signed; keys must have passed the type's `check`."""
     kind = state_type(key_type)
     kind.require_key()
-    unsigned, seed, half, full = kind.hash_unsigned, hashing.SEED, 1 << 63, 1 << 64
+    unsigned = _unsigned_hasher(kind)
+    return lambda key: (unsigned(key) ^ _HALF) - _HALF  # the signed number with the same 64 bits
 
-    def hash_key(key: Any) -> int:
-        number = unsigned(key, seed)
-        return number - full if number >= half else number
 
-    return hash_key
+def _unsigned_hasher(kind: StateType) -> Callable[[Any], int]:
+    """The quickest function there is for a type."""
+    digest, seed = hashing.hash_bytes, hashing.SEED
+    if type(kind) is IntType:
+        pack = struct.Struct("<q" if kind.signed else "<Q").pack
+        return lambda key: digest(pack(key), seed)
+    if type(kind) is StrType:
+        return lambda key: digest(key.encode(), seed)
+    if type(kind) is BytesType:
+        return lambda key: digest(key, seed)
+    unsigned = kind.hash_unsigned
+    return lambda key: unsigned(key, seed)
 
 
 def key_grouper(key_type: Any, max_parallelism: int) -> Callable[[Any], int]:
     """The key group of keys of one type; keys must have passed the type's `check`."""
     require_max_parallelism(max_parallelism)
-    hash_key = key_hasher(key_type)
-    return lambda key: hash_key(key) % max_parallelism
+    kind = state_type(key_type)
+    kind.require_key()
+    if max_parallelism & (max_parallelism - 1):
+        hash_key = key_hasher(kind)
+        return lambda key: hash_key(key) % max_parallelism
+    digest, seed, mask = hashing.hash_bytes, hashing.SEED, max_parallelism - 1
+    if type(kind) is IntType:
+        pack = struct.Struct("<q" if kind.signed else "<Q").pack
+        return lambda key: digest(pack(key), seed) & mask
+    if type(kind) is StrType:
+        return lambda key: digest(key.encode(), seed) & mask
+    unsigned = _unsigned_hasher(kind)
+    return lambda key: unsigned(key) & mask
 
 
 def key_groups_of(array: Any, max_parallelism: int, key_type: Any = None) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,85 @@ import pyarrow.types as pt
 from statebackend.errors import CorruptData, InvalidRequest
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+I64 = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ByteColumn:
+    """The values of a binary array without nulls as one stretch of bytes, with where each begins and ends."""
+
+    def __init__(self, array: pa.BinaryArray) -> None:
+        self.data, self.begins, lengths = byte_ranges(array)
+        self.ends = self.begins + lengths
+
+    def rows(self, positions: I64, width: int, ends: I64, what: str) -> Bytes:
+        """The (n, width) bytes that start at the positions; damage where a value ends before."""
+        if len(positions) and bool((positions + width > ends).any()):
+            raise CorruptData(f"stored bytes are no {what}: they are cut short")
+        if width == 8:
+            return np.asarray(self.words[positions].view(np.uint8).reshape(len(positions), 8))
+        return np.asarray(self.data[positions[:, None] + np.arange(width)])
+
+    @cached_property
+    def words(self) -> Any:
+        """Every eight bytes of the data as a number, whatever their position."""
+        return np.ndarray((len(self.data) - 7,), "<u8", self.data, strides=(1,))
+
+    @cached_property
+    def marks(self) -> I64:
+        """Where a 00 is that does not begin an escape: the end of a text is the first at or after its begin."""
+        return np.flatnonzero((self.data[:-1] == 0) & (self.data[1:] != 0xFF))
+
+    def texts(self, positions: I64, ends: I64, what: str) -> tuple[pa.BinaryArray, I64]:
+        """The escaped values that start at the positions, unescaped, and where they end."""
+        found = np.searchsorted(self.marks, positions)
+        if len(positions) and (int(found.max()) >= len(self.marks)):
+            raise CorruptData(f"stored bytes are no {what}: the end mark is missing")
+        stops = self.marks[found] if len(positions) else positions
+        if len(positions) and bool(((stops + 2 > ends) | (self.data[stops + 1] != 0)).any()):
+            raise CorruptData(f"stored bytes are no {what}: the end mark is missing")
+        values = self.cut(positions, stops)
+        if _has_zero(values):
+            values = pc.replace_substring(values, pattern=b"\x00\xff", replacement=b"\x00")
+        return values, stops + 2
+
+    def cut(self, begins: I64, ends: I64) -> pa.BinaryArray:
+        """The bytes from each begin to each end."""
+        lengths = ends - begins
+        offsets = np.zeros(len(begins) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        index = np.arange(offsets[-1], dtype=np.int64) + np.repeat(begins - offsets[:-1], lengths)
+        data = self.data[index]
+        return pa.Array.from_buffers(pa.binary(), len(begins), [
+            None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)])
+
+
+def byte_ranges(array: pa.Array) -> tuple[Bytes, I64, I64]:
+    """The data of a string or binary array with eight bytes to spare, where each value begins, and its length."""
+    if len(array) == 0:
+        return np.zeros(8, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if pt.is_fixed_size_binary(array.type):
+        width, raw = array.type.byte_width, array.buffers()[1]
+        begins = np.arange(array.offset, array.offset + len(array), dtype=np.int64) * width
+        lengths = np.full(len(array), width, np.int64)
+    else:
+        large = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
+        kind = np.dtype(np.int64 if large else np.int32)
+        _, positions, raw = array.buffers()
+        offsets = np.frombuffer(positions, kind, len(array) + 1, array.offset * kind.itemsize)
+        begins = offsets[:-1].astype(np.int64)
+        lengths = np.diff(offsets).astype(np.int64)
+    data = np.zeros(0, np.uint8) if raw is None else np.frombuffer(raw, np.uint8)
+    end = int((begins + lengths).max())
+    if len(data) < end + 8:
+        data = np.concatenate([data[:end], np.zeros(8, np.uint8)])
+    return data, begins, lengths
+
+
+def spread(values: pa.Array, present: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
+    """The values on the rows where `present` holds, null on the others."""
+    if present.all():
+        return values
+    return values.take(pa.array(np.cumsum(present) - 1, mask=~present))
 
 
 def conform(array: Any, wanted: pa.DataType) -> pa.Array:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.codecs import hashing
-from statebackend.codecs.arrays import conform
+from statebackend.codecs.arrays import I64, ByteColumn, binary_rows, conform
 from statebackend.errors import CorruptData, InvalidRequest
 
 CODEC_VERSION = 1
@@ -121,6 +121,27 @@ class StateType(ABC):
         decode = self.decode_key
         return self.to_arrow([None if v is None else decode(v) for v in array.to_pylist()])
 
+    def read_keys(self, column: ByteColumn, positions: I64, ends: I64) -> tuple[pa.Array, I64]:
+        """The keys whose encodings start at the positions of a column's bytes, and the positions after them."""
+        if self.fixed_key_width is not None:
+            rows = column.rows(positions, self.fixed_key_width, ends, str(self))
+            return self.decode_key_array(binary_rows(rows)), positions + self.fixed_key_width
+        data, values, after = column.data.tobytes(), [], []
+        for position, end in zip(positions.tolist(), ends.tolist()):
+            value, position = self.decode_key_from(data[:end], position)
+            values.append(value)
+            after.append(position)
+        return self.to_arrow(values), np.array(after, np.int64)
+
+    def decode_keys_at(self, array: pa.BinaryArray, offsets: Any = 0) -> tuple[pa.Array, I64]:
+        """The keys that start `offsets` bytes (a number, or one a row) into each value, and the offsets after them.
+
+        With it the parts of entry keys become columns without a Python object per row.
+        """
+        column = ByteColumn(array)
+        values, after = self.read_keys(column, column.begins + offsets, column.ends)
+        return values, after - column.begins
+
     def hash_array(self, array: Any, seeds: Any = hashing.FIRST_SEED) -> hashing.U64:
         """`hash_unsigned` of each row; a null row keeps its seed."""
         array = self.conform(array)
@@ -136,6 +157,17 @@ class StateType(ABC):
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         """A column of Python values; None becomes null."""
         return pa.array(values, self.arrow_type)
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        """A column of values as msgpack holds them; None becomes null."""
+        convert = self.from_wire
+        return self.to_arrow(wires if convert is None else [None if w is None else convert(w) for w in wires])
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        """The values of a column as msgpack holds them; null becomes None."""
+        convert = self.to_wire
+        values = self.from_arrow(array)
+        return values if convert is None else [None if value is None else convert(value) for value in values]
 
     def from_arrow(self, array: Any) -> list[Any]:
         """Python values of the declared type from a column; null becomes None."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.codecs import hashing
-from statebackend.codecs.arrays import joined
+from statebackend.codecs.arrays import I64, ByteColumn, byte_ranges, joined, spread
 from statebackend.codecs.base import Conversion, StateType, encode_wire
 
 _NONE, _SOME = b"\x00", b"\x01"
@@ -91,6 +91,20 @@ class OptionalType(StateType):
     def hash_array(self, array: Any, seeds: Any = hashing.FIRST_SEED) -> hashing.U64:
         return self.item.hash_array(array, seeds)
 
+    def read_keys(self, column: ByteColumn, positions: I64, ends: I64) -> tuple[pa.Array, I64]:
+        marks = column.rows(positions, 1, ends, str(self)).reshape(-1)
+        if marks.size and marks.max() > 1:
+            self.corrupt(b"", "it starts neither with 00 nor with 01")
+        some, after = marks == 1, positions + 1
+        values, after[some] = self.item.read_keys(column, after[some], ends[some])
+        return spread(values, some), after
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        return self.item.arrow_to_wire(array)
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        return self.item.wire_to_arrow(wires)
+
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         return self.item.to_arrow(values)
 
@@ -119,6 +133,7 @@ class WireType(StateType):
 
     def _prepare(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(self.wire_type)
+        self._column_decoder = msgspec.msgpack.Decoder(list[self.wire_type | None])  # type: ignore[name-defined]
 
     def encode(self, value: Any) -> bytes:
         return encode_wire(value if self.to_wire is None else self.to_wire(value))
@@ -129,6 +144,22 @@ class WireType(StateType):
         except (msgspec.DecodeError, ValueError) as error:
             self.corrupt(data, str(error))
         return wire if self.from_wire is None else self.from_wire(wire)
+
+    def encode_array(self, array: Any) -> pa.BinaryArray:
+        return pa.array([None if wire is None else encode_wire(wire) for wire in self.arrow_to_wire(array)], pa.binary())
+
+    def decode_array(self, array: pa.BinaryArray) -> pa.Array:
+        """One call for the whole column: its values in a row, behind the head of a msgpack array."""
+        filled = array.fill_null(b"\xc0") if array.null_count else array
+        data, begins, lengths = byte_ranges(filled)
+        end = int(begins[-1] + lengths[-1]) if len(begins) else 0
+        begin = int(begins[0]) if len(begins) else 0
+        whole = b"\xdd" + len(array).to_bytes(4, "big") + data[begin:end].tobytes()
+        try:
+            wires = self._column_decoder.decode(whole)
+        except (msgspec.DecodeError, ValueError) as error:
+            self.corrupt(b"", str(error))
+        return self.wire_to_arrow(wires)
 
 
 class ListType(WireType):
@@ -167,19 +198,31 @@ class ListType(WireType):
         return self.container([copy(item) for item in value])
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        flat = self.item.to_arrow([item for value in values if value is not None for item in value])
+        return self._nest(values, self.item.to_arrow)
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        return self._nest(wires, self.item.wire_to_arrow)
+
+    def _nest(self, values: Sequence[Any], convert: Conversion) -> pa.Array:
+        flat = convert([item for value in values if value is not None for item in value])
         lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         mask = pa.array([value is None for value in values]) if any(value is None for value in values) else None
         return pa.ListArray.from_arrays(pa.array(offsets), flat, type=self.arrow_type, mask=mask)
 
     def from_arrow(self, array: Any) -> list[Any]:
+        return self._unnest(array, self.item.from_arrow)
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        return self._unnest(array, self.item.arrow_to_wire)
+
+    def _unnest(self, array: Any, convert: Conversion) -> list[Any]:
         array = self.conform(array)
         if len(array) == 0:
             return []
         offsets = np.asarray(array.offsets).tolist()
         base = offsets[0]
-        items = self.item.from_arrow(array.values.slice(base, offsets[-1] - base))
+        items = convert(array.values.slice(base, offsets[-1] - base))
         container = self.container
         rows = [container(items[begin - base:end - base]) for begin, end in pairwise(offsets)]
         return _nulled(array, rows)
@@ -245,24 +288,37 @@ class MapType(WireType):
         return {key: copy(item) for key, item in value.items()}
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        return self._nest(values, self.key.to_arrow, self.value.to_arrow)
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        return self._nest(wires, self.key.wire_to_arrow, self.value.wire_to_arrow)
+
+    def _nest(self, values: Sequence[Any], to_keys: Conversion, to_items: Conversion) -> pa.Array:
         present = [value for value in values if value is not None]
-        keys = self.key.to_arrow([key for value in present for key in value])
-        items = self.value.to_arrow([item for value in present for item in value.values()])
+        keys = to_keys([key for value in present for key in value])
+        items = to_items([item for value in present for item in value.values()])
         lengths = np.fromiter((0 if value is None else len(value) for value in values), np.int64, len(values))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         mask = pa.array([value is None for value in values]) if len(present) < len(values) else None
         return pa.MapArray.from_arrays(offsets, keys, items, type=self.arrow_type, mask=mask)
 
     def from_arrow(self, array: Any) -> list[Any]:
+        return self._unnest(array, self._keys_from_arrow, self.value.from_arrow)
+
+    def _keys_from_arrow(self, array: Any) -> list[Any]:
+        keys = self.key.from_arrow(array)
+        return keys if self._key_of is None else [self._key_of(key) for key in keys]
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        return self._unnest(array, self.key.arrow_to_wire, self.value.arrow_to_wire)
+
+    def _unnest(self, array: Any, from_keys: Conversion, from_items: Conversion) -> list[Any]:
         array = self.conform(array)
         if len(array) == 0:
             return []
         offsets = np.asarray(array.offsets).tolist()
         base, count = offsets[0], offsets[-1] - offsets[0]
-        keys = self.key.from_arrow(array.keys.slice(base, count))
-        items = self.value.from_arrow(array.items.slice(base, count))
-        if self._key_of is not None:
-            keys = [self._key_of(key) for key in keys]
+        keys, items = from_keys(array.keys.slice(base, count)), from_items(array.items.slice(base, count))
         rows = [dict(zip(keys[begin - base:end - base], items[begin - base:end - base]))
                 for begin, end in pairwise(offsets)]
         return _nulled(array, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, ClassVar
@@ -12,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statebackend.codecs import hashing
-from statebackend.codecs.arrays import joined
-from statebackend.codecs.base import StateType
+from statebackend.codecs.arrays import I64, ByteColumn, joined, spread
+from statebackend.codecs.base import Conversion, StateType
 from statebackend.codecs.containers import RecordKey, WireType
 from statebackend.errors import InvalidRequest
 
@@ -34,6 +35,7 @@ class FieldsType(WireType):
         self._to_wires = None if all(kind.to_wire is None for kind in types) else [kind.to_wire for kind in types]
         self._from_wires = None if all(kind.from_wire is None for kind in types) else \
             [kind.from_wire for kind in types]
+        self._checks = [kind.check for kind in types]
         self._prepare()
 
     def split(self, value: Any) -> Sequence[Any]:
@@ -56,12 +58,21 @@ class FieldsType(WireType):
         return self.build(wire)
 
     def _check_fields(self, value: Any) -> None:
-        for name, kind, field in zip(self.names, self.types, self.split(value)):
+        fields = self.split(value)
+        try:
+            for check, field in zip(self._checks, fields):
+                check(field)
+        except InvalidRequest:
+            self._name_wrong_field(fields)
+            raise
+
+    def _name_wrong_field(self, fields: Sequence[Any]) -> None:
+        for name, check, field in zip(self.names, self._checks, fields):
             try:
-                kind.check(field)
+                check(field)
             except InvalidRequest as error:
-                path = f"{name}.{error.context['field']}" if "field" in error.context else name
-                error.context["field"] = path
+                inner = error.context.get("field")
+                error.context["field"] = name if inner is None else f"{name}.{inner}"
                 raise
 
     def copy(self, value: Any) -> Any:
@@ -104,22 +115,49 @@ class FieldsType(WireType):
             return encoded
         return pc.if_else(pc.is_valid(array), encoded, pa.scalar(None, pa.binary()))  # fields may all be optional
 
+    def read_keys(self, column: ByteColumn, positions: I64, ends: I64) -> tuple[pa.Array, I64]:
+        columns = []
+        for kind in self.types:
+            values, positions = kind.read_keys(column, positions, ends)
+            columns.append(values)
+        return pa.StructArray.from_arrays(columns, fields=list(self.arrow_type)), positions
+
+    def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
+        column = ByteColumn(array.drop_null())
+        values, after = self.read_keys(column, column.begins, column.ends)
+        if bool((after != column.ends).any()):
+            self.corrupt(b"", "there are bytes too many")
+        return spread(values, array.is_valid().to_numpy(zero_copy_only=False))
+
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        count, nothing = len(values), (None,) * len(self.types)
+        split = self.split
+        nothing = (None,) * len(self.types)
+        rows = [nothing if value is None else split(value) for value in values]
+        return self._columns_to_arrow(values, rows, [kind.to_arrow for kind in self.types])
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        nothing = (None,) * len(self.types)
+        rows = [nothing if wire is None else wire for wire in wires]
+        return self._columns_to_arrow(wires, rows, [kind.wire_to_arrow for kind in self.types])
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        return self._rows_from_arrow(array, [kind.arrow_to_wire for kind in self.types], tuple)
+
+    def _columns_to_arrow(self, values: Sequence[Any], rows: Sequence[Any], converts: list[Conversion]) -> pa.Array:
         if not self.types:
             return pa.array([None if value is None else {} for value in values], self.arrow_type)
-        rows = [nothing if value is None else self.split(value) for value in values]
-        columns = [kind.to_arrow(column) for kind, column in zip(self.types, zip(*rows))] if count else \
-            [kind.to_arrow([]) for kind in self.types]
+        columns = [convert(list(map(itemgetter(place), rows))) for place, convert in enumerate(converts)]
         mask = pa.array([value is None for value in values]) if any(value is None for value in values) else None
         return pa.StructArray.from_arrays(columns, fields=list(self.arrow_type), mask=mask)
 
     def from_arrow(self, array: Any) -> list[Any]:
+        return self._rows_from_arrow(array, [kind.from_arrow for kind in self.types], self.build)
+
+    def _rows_from_arrow(self, array: Any, converts: list[Conversion], build: Conversion) -> list[Any]:
         array = self.conform(array)
-        build = self.build
         if not self.types:
             return [None if value is None else build(()) for value in array.to_pylist()]
-        columns = [kind.from_arrow(column) for kind, column in zip(self.types, array.flatten())]
+        columns = [convert(column) for convert, column in zip(converts, array.flatten())]
         if not array.null_count:
             return [build(fields) for fields in zip(*columns)]
         valid = pc.is_valid(array).to_pylist()
@@ -196,7 +234,7 @@ class RecordType(FieldsType):
     def check(self, value: Any) -> None:
         if type(value) is not self.python_type and (self.cls is not None or not isinstance(value, dict)):
             self.refuse(value)
-        if self.cls is None and set(value) != set(self.names):
+        if self.cls is None and set(value) != set(self.names):  # type: ignore[call-overload]
             self.refuse(value, "a record has other fields than declared")
         try:
             self._check_fields(value)
@@ -248,6 +286,10 @@ def _access(cls: type | None, names: tuple[str, ...]) -> tuple[Callable[[Any], A
     get = attrgetter(*names) if names else _nothing
     split = get if len(names) != 1 else lambda value: (get(value),)
     new, set_field = object.__new__, object.__setattr__
+
+    if not hasattr(cls, "__post_init__") and tuple(inspect.signature(cls.__init__).parameters)[1:] == names and \
+            cls.__dataclass_params__.init:  # type: ignore[attr-defined]
+        return split, lambda fields: cls(*fields)
 
     def build_plain(fields: Sequence[Any]) -> Any:
         value = new(cls)

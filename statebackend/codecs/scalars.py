@@ -17,6 +17,7 @@ from statebackend.codecs.base import StateType
 _SIGN = 1 << 63
 _KEY = struct.Struct(">Q")
 _DOUBLE = struct.Struct("<d")
+_pack_key, _unpack_key = _KEY.pack, _KEY.unpack
 _FORMATS = {(8, True): "<b", (16, True): "<h", (32, True): "<i", (64, True): "<q",
             (8, False): "<B", (16, False): "<H", (32, False): "<I", (64, False): "<Q"}
 
@@ -57,6 +58,7 @@ class IntType(FixedWidth):
         self.fixed_value_width, self.fixed_key_width = bits // 8, 8
         self._value = struct.Struct(_FORMATS[bits, signed])
         self._bias = _SIGN if signed else 0
+        self._pack_long = struct.Struct("<q" if signed else "<Q").pack
         self.encode = self._value.pack  # type: ignore[method-assign, assignment]
 
     def check(self, value: Any) -> None:
@@ -75,7 +77,13 @@ class IntType(FixedWidth):
             self.corrupt(data, str(error))
 
     def encode_key(self, value: int) -> bytes:
-        return _KEY.pack(value + self._bias)
+        return _pack_key(value + self._bias)
+
+    def decode_key(self, data: bytes) -> int:
+        try:
+            return _unpack_key(data)[0] - self._bias  # type: ignore[no-any-return]
+        except struct.error as error:
+            self.corrupt(data, str(error))
 
     def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[int, int]:
         try:
@@ -97,7 +105,7 @@ class IntType(FixedWidth):
         return from_numbers(numbers.astype(self.dtype), self.arrow_type, array)
 
     def hash_unsigned(self, value: int, seed: int) -> int:
-        return hashing.hash_bytes((value & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"), seed)
+        return hashing.hash_bytes(self._pack_long(value), seed)
 
     def _hash_rows(self, array: pa.Array, seeds: Any) -> hashing.U64:
         return hashing.hash_longs(_as_u64(numbers_of(array, self.dtype)), seeds)
@@ -170,7 +178,7 @@ class FloatType(FixedWidth):
     def encode_key_array(self, array: Any) -> pa.BinaryArray:
         array = self.conform(array)
         bits = _double_bits_of(numbers_of(array, self.dtype))
-        bits = np.where(bits >= np.uint64(_SIGN), ~bits, bits | np.uint64(_SIGN))
+        bits ^= (bits.view(np.int64) >> np.int64(63)).view(np.uint64) | np.uint64(_SIGN)
         return binary_rows(bits.byteswap().view(np.uint8).reshape(len(array), 8), array)
 
     def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
@@ -206,7 +214,9 @@ def _double_bits(value: float) -> int:
 def _double_bits_of(numbers: np.ndarray[Any, Any]) -> hashing.U64:
     doubles = numbers.astype(np.float64) + 0.0  # turns -0.0 into 0.0
     bits = doubles.view(np.uint64)
-    bits[np.isnan(doubles)] = np.uint64(_CANONICAL_NAN)
+    missing = np.isnan(doubles)
+    if missing.any():
+        bits[missing] = np.uint64(_CANONICAL_NAN)
     return bits
 
 

@@ -23,7 +23,19 @@ _SIGN_128 = 1 << 127
 _WIDE = decimal.Context(prec=80)
 
 
-class DecimalType(StateType):
+class SixteenBytes(StateType):
+    """Types that msgpack holds as the bytes of their value codec."""
+
+    wire_type = bytes
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        return self.encode_array(array).to_pylist()  # type: ignore[no-any-return]
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        return self.decode_array(pa.array(wires, pa.binary()))
+
+
+class DecimalType(SixteenBytes):
     """A decimal number of at most 38 digits with a declared number of digits after the point.
 
     Sixteen bytes: the number without its point, two's complement, little-endian as a value; big-endian with the sign
@@ -32,7 +44,6 @@ class DecimalType(StateType):
 
     tag: ClassVar[str] = "decimal"
     python_type = Decimal
-    wire_type = bytes
     fixed_value_width = fixed_key_width = 16
 
     def __init__(self, precision: int = 38, scale: int = 18) -> None:
@@ -134,12 +145,11 @@ def _java_bytes(number: int) -> bytes:
     return number.to_bytes(length, "big", signed=True)
 
 
-class UuidType(StateType):
+class UuidType(SixteenBytes):
     """A UUID: its sixteen bytes, as a value and as a key."""
 
     tag: ClassVar[str] = "uuid"
     python_type = uuid.UUID
-    wire_type = bytes
     arrow_type = pa.binary(16)
     fixed_value_width = fixed_key_width = 16
 
@@ -253,6 +263,12 @@ class EnumType(StrType):
     def from_arrow(self, array: Any) -> list[Any]:
         return values_or_none(self.conform(array).to_pylist(), self._member)
 
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        return self.conform(array).to_pylist()  # type: ignore[no-any-return]
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        return pa.array(wires, pa.string())
+
     def shape(self) -> dict[str, Any]:
         return {"type": "enum", "names": list(self.names)}
 
@@ -311,6 +327,18 @@ class PickledType(StateType):
 
     def from_arrow(self, array: Any) -> list[Any]:
         return values_or_none(self.conform(array).to_pylist(), self.decode)
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        return self.conform(array).to_pylist()  # type: ignore[no-any-return]
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        return pa.array(wires, pa.binary())
+
+    def encode_array(self, array: Any) -> pa.BinaryArray:
+        return self.conform(array)
+
+    def decode_array(self, array: pa.BinaryArray) -> pa.Array:
+        return array
 
     def shape(self) -> dict[str, Any]:
         return {"type": "pickled"}

@@ -89,17 +89,32 @@ class CountedType(StateType):
 
     def from_arrow(self, array: Any) -> list[Any]:
         array = self.conform(array)
+        if self.numpy_unit is not None and not array.null_count and len(array):
+            numbers = numbers_of(array, self.dtype)
+            if self.lowest <= numbers.min() and numbers.max() <= self.highest:
+                return numbers.astype(np.int64).view(self.numpy_unit).tolist()  # type: ignore[no-any-return]
         convert = self._from_wire
-        numbers = array.view(pa.int64() if self.width == 8 else pa.int32())
-        if array.null_count:
-            return [None if number is None else convert(number) for number in numbers.to_pylist()]
-        return [convert(number) for number in numbers_of(numbers, self.dtype).tolist()]
+        return [None if number is None else convert(number) for number in self.arrow_to_wire(array)]
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         convert = self.to_number
-        numbers = pa.array([None if value is None else convert(value) for value in values],
-                           pa.int64() if self.width == 8 else pa.int32())
-        return numbers.view(self.arrow_type)
+        return self.wire_to_arrow([None if value is None else convert(value) for value in values])
+
+    def arrow_to_wire(self, array: Any) -> list[Any]:
+        array = self.conform(array)
+        if array.null_count:
+            return array.view(self._number_type).to_pylist()  # type: ignore[no-any-return]
+        return numbers_of(array, self.dtype).tolist()  # type: ignore[no-any-return]
+
+    def wire_to_arrow(self, wires: Sequence[Any]) -> pa.Array:
+        try:
+            return pa.array(wires, self._number_type).view(self.arrow_type)
+        except (pa.ArrowInvalid, OverflowError) as error:
+            self.corrupt(b"", str(error))
+
+    @property
+    def _number_type(self) -> pa.DataType:
+        return pa.int64() if self.width == 8 else pa.int32()
 
     def hash_unsigned(self, value: Any, seed: int) -> int:
         number = self.to_number(value) * self.hash_factor
@@ -110,6 +125,10 @@ class CountedType(StateType):
         hashes = hashing.hash_longs if self.width == 8 else hashing.hash_ints
         return hashes(numbers.view(np.uint64), seeds)
 
+    numpy_unit: str | None = None
+    """The numpy type whose `tolist` gives the Python values, for numbers from `lowest` to `highest`."""
+    lowest: int = 0
+    highest: int = 0
     hash_factor: int = 1
     """What turns the stored number into the one that Spark hashes."""
 
@@ -121,6 +140,7 @@ class DateType(CountedType):
     python_type = date
     arrow_type = pa.date32()
     width = 4
+    numpy_unit, lowest, highest = "M8[D]", date.min.toordinal() - _EPOCH_DAY, date.max.toordinal() - _EPOCH_DAY
 
     def check(self, value: Any) -> None:
         if type(value) is not date:
@@ -154,6 +174,9 @@ class DatetimeType(CountedType):
         self._epoch = _EPOCH_UTC if zoned else _EPOCH
         self._step = timedelta(seconds=1) // _PER_SECOND[unit]
         self.hash_factor = 1_000_000 // _PER_SECOND[unit]
+        if not zoned:
+            self.numpy_unit = f"M8[{unit}]"
+            self.lowest, self.highest = self.to_number(datetime.min), self.to_number(datetime.max)
         super().__init__()
 
     def check(self, value: Any) -> None:
@@ -227,6 +250,8 @@ class TimedeltaType(CountedType):
         self.arrow_type = pa.duration(unit)
         self._step = timedelta(seconds=1) // _PER_SECOND[unit]
         self.hash_factor = 1_000_000 // _PER_SECOND[unit]
+        self.numpy_unit = f"m8[{unit}]"
+        self.lowest, self.highest = self.to_number(timedelta.min), self.to_number(timedelta.max)
         super().__init__()
 
     def check(self, value: Any) -> None:

@@ -8,11 +8,28 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from statebackend.codecs import hashing
-from statebackend.codecs.arrays import escape_text, from_numbers, rows_of, unescape_text
+from statebackend.codecs.arrays import I64, ByteColumn, escape_text, from_numbers, rows_of, unescape_text
 from statebackend.codecs.base import StateType
 
 
-class StrType(StateType):
+class EscapedType(StateType):
+    """Types whose keys are bytes with 00 escaped as 00 FF and 00 00 at the end."""
+
+    def encode_key_array(self, array: Any) -> pa.BinaryArray:
+        return escape_text(self.conform(array))
+
+    def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
+        return self.decode_array(unescape_text(array, str(self)))
+
+    def read_keys(self, column: ByteColumn, positions: I64, ends: I64) -> tuple[pa.Array, I64]:
+        values, after = column.texts(positions, ends, str(self))
+        return self.decode_array(values), after
+
+    def _hash_rows(self, array: pa.Array, seeds: Any) -> hashing.U64:
+        return hashing.hash_strings(array, seeds)
+
+
+class StrType(EscapedType):
     """Text: UTF-8 as a value; as a key UTF-8 with 00 escaped as 00 FF and 00 00 at the end."""
 
     tag: ClassVar[str] = "str"
@@ -39,10 +56,14 @@ class StrType(StateType):
             self.corrupt(data, str(error))
 
     def encode_key(self, value: str) -> bytes:
-        data = value.encode()
-        if b"\x00" in data:
-            data = data.replace(b"\x00", b"\x00\xff")
-        return data + b"\x00\x00"
+        if "\0" in value:
+            return value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+        return (value + "\0\0").encode()
+
+    def decode_key(self, data: bytes) -> str:
+        if data.find(0) == len(data) - 2 and data[-1] == 0:
+            return self.decode(data[:-2])
+        return super().decode_key(data)  # type: ignore[no-any-return]
 
     def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[str, int]:
         raw, end = read_escaped(self, data, offset)
@@ -57,17 +78,8 @@ class StrType(StateType):
         except pa.ArrowInvalid as error:
             self.corrupt(b"", str(error))
 
-    def encode_key_array(self, array: Any) -> pa.BinaryArray:
-        return escape_text(self.conform(array))
-
-    def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
-        return self.decode_array(unescape_text(array, str(self)))
-
     def hash_unsigned(self, value: str, seed: int) -> int:
         return hashing.hash_bytes(value.encode(), seed)
-
-    def _hash_rows(self, array: pa.Array, seeds: Any) -> hashing.U64:
-        return hashing.hash_strings(array, seeds)
 
     def shape(self) -> dict[str, Any]:
         return {"type": "str"}
@@ -81,16 +93,17 @@ class StrType(StateType):
 
 def read_escaped(kind: StateType, data: bytes, offset: int) -> tuple[bytes, int]:
     """The escaped bytes that start at `offset`, unescaped, and where they end."""
-    end = data.find(b"\x00", offset)
-    while end >= 0 and data[end + 1:end + 2] == b"\xff":
-        end = data.find(b"\x00", end + 2)
-    if end < 0 or data[end + 1:end + 2] != b"\x00":
+    end, last = data.find(0, offset), len(data) - 1
+    escaped = False
+    while 0 <= end < last and data[end + 1] == 0xFF:
+        end, escaped = data.find(0, end + 2), True
+    if not 0 <= end < last or data[end + 1] != 0:
         kind.corrupt(data[offset:], "the end mark is missing")
     raw = data[offset:end]
-    return (raw.replace(b"\x00\xff", b"\x00") if b"\x00" in raw else raw), end + 2
+    return (raw.replace(b"\x00\xff", b"\x00") if escaped else raw), end + 2
 
 
-class BytesType(StateType):
+class BytesType(EscapedType):
     """Bytes as they are, of any length or of one fixed length; keys are escaped like text."""
 
     tag: ClassVar[str] = "bytes"
@@ -118,7 +131,7 @@ class BytesType(StateType):
         return data
 
     def encode_key(self, value: bytes) -> bytes:
-        if b"\x00" in value:
+        if 0 in value:
             value = value.replace(b"\x00", b"\x00\xff")
         return value + b"\x00\x00"
 
@@ -135,17 +148,8 @@ class BytesType(StateType):
         rows = rows_of(array, self.length, str(self))
         return from_numbers(rows.reshape(-1).view(f"V{self.length}"), self.arrow_type, array)
 
-    def encode_key_array(self, array: Any) -> pa.BinaryArray:
-        return escape_text(self.conform(array))
-
-    def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
-        return self.decode_array(unescape_text(array, str(self)))
-
     def hash_unsigned(self, value: bytes, seed: int) -> int:
         return hashing.hash_bytes(value, seed)
-
-    def _hash_rows(self, array: pa.Array, seeds: Any) -> hashing.U64:
-        return hashing.hash_strings(array, seeds)
 
     def shape(self) -> dict[str, Any]:
         return {"type": "bytes"} if self.length is None else {"type": "bytes", "length": self.length}

@@ -238,6 +238,23 @@ def test_key_arrays_encode_and_decode_like_single_keys(case: str) -> None:
     run()
 
 
+@each(KEYS)
+def test_keys_inside_longer_bytes_are_read_as_columns(case: str) -> None:
+    annotation, strategy = KEYS[case]
+    kind, text = state_type(annotation), state_type(str)
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(st.tuples(strategy, TEXT), max_size=6), st.integers(0, 2))
+    def run(pairs: list[Any], skipped: int) -> None:
+        rows = pa.array([b"\0\0ab" + kind.encode_key(key) + text.encode_key(rest) for key, rest in pairs], pa.binary())
+        keys, offsets = kind.decode_keys_at(rows.slice(skipped), 4)
+        texts, ends = text.decode_keys_at(rows.slice(skipped), offsets)
+        assert list(zip(kind.from_arrow(keys), texts.to_pylist())) == pairs[skipped:]
+        assert ends.tolist() == [len(row) for row in rows.to_pylist()[skipped:]]
+
+    run()
+
+
 @each(VALUES)
 def test_a_type_survives_json_without_its_classes(case: str) -> None:
     annotation, strategy = VALUES[case]

@@ -16,12 +16,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.routing import Match
 
 from api.rest import browse, flink, jobs, problems
 from api.rest.context import Service
 from api.rest.metrics import Metrics
-from api.rest.security import Guard, add_headers
+from api.rest.security import SCOPES, Guard, add_headers, pattern_of
 from api.rest.settings import ServiceSettings
 
 log = logging.getLogger("holdfast.access")
@@ -63,10 +62,11 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     @app.middleware("http")
     async def _each_request(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         started, request_id = time.perf_counter(), request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
-        route = _route_of(app, request)
-        response = guard.refuse(request, route) or await call_next(request)
+        pattern = pattern_of(request.url.path)
+        response = guard.refuse(request, pattern) or await call_next(request)
         seconds = time.perf_counter() - started
-        metrics.observe(request.method, route, response.status_code, seconds)
+        known = (request.method, pattern) in SCOPES
+        metrics.observe(request.method, pattern if known else "other", response.status_code, seconds)
         response.headers["X-Request-Id"] = request_id
         log.info(json.dumps({"request_id": request_id, "method": request.method, "path": request.url.path,
                              "status": response.status_code, "ms": round(seconds * 1000, 2)}))
@@ -101,15 +101,6 @@ def _add_plain_routes(app: FastAPI, found: Service, metrics: Metrics) -> None:
         return FileResponse(WEB / "index.html", headers={"Cache-Control": "no-cache"})
 
     app.mount("/web", StaticFiles(directory=WEB), name="web")
-
-
-def _route_of(app: FastAPI, request: Request) -> str:
-    """The route's pattern: what roles and metrics are keyed by, so that ids do not multiply them."""
-    for route in app.router.routes:
-        match, _ = route.matches(request.scope)
-        if match is Match.FULL:
-            return getattr(route, "path", request.url.path)
-    return "unmatched"
 
 
 async def _watch(found: Service) -> None:

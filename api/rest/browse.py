@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from api.rest import bodies, library
+from api.rest import bodies, library, savepoint_operations
 from api.rest.context import Service, service
 from api.rest.registry import Operation
 from statebackend.errors import InvalidRequest, NotFound, Unavailable
@@ -127,7 +127,7 @@ def edit_preview(body: bodies.Edit, found: Registered) -> dict[str, Any]:
 @router.post("/verify", dependencies=[Depends(heavy)])
 def verify(body: bodies.PathOnly, found: Registered) -> dict[str, Any]:
     """Check every checksum, key group, schema and reference of a snapshot, and wait for the answer."""
-    return library.run("verify", {"source": found.place(body.path).url}, lambda _done, _total: None)
+    return savepoint_operations.run("verify", {"source": found.place(body.path).url}, lambda _done, _total: None)
 
 
 @router.post("/operations", status_code=202)

@@ -215,3 +215,4 @@ def query(url: str, sql: str, limit: int, seconds: float) -> dict[str, Any]:
     if "error" in outcome:
         raise outcome["error"]
     return outcome
+

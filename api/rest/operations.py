@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from api.rest import library
+from api.rest import savepoint_operations as work
 from api.rest.registry import Operation, Registry
 from statebackend.errors import Conflict, HoldfastError
 
@@ -60,12 +60,12 @@ class Operations:
     def resume(self) -> None:
         """Take up what an earlier run of the service left unfinished."""
         for operation in self._registry.unfinished_operations():
-            if operation.status == "RUNNING" and library.finished_already(operation.kind, operation.arguments):
+            if operation.status == "RUNNING" and work.finished_already(operation.kind, operation.arguments):
                 self._registry.update_operation(operation.id, "COMPLETED", 1.0,
-                                                library.result_of(operation.kind, operation.arguments))
+                                                work.result_of(operation.kind, operation.arguments))
                 continue
             if operation.status == "RUNNING":
-                library.remove_partial(operation.kind, operation.arguments)
+                work.remove_partial(operation.arguments)
             self._queue.put(operation.id)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Operations:
     def _run(self, operation: Operation) -> None:
         self._registry.update_operation(operation.id, "RUNNING", 0.0)
         try:
-            result = library.run(operation.kind, operation.arguments, self._progress_of(operation.id))
+            result = work.run(operation.kind, operation.arguments, self._progress_of(operation.id))
         except Canceled:
             self._registry.update_operation(operation.id, "CANCELED", 0.0)
         except HoldfastError as error:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
-from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -34,21 +34,42 @@ class Role(IntEnum):
 PUBLIC = ("/health", "/ready", "/web", "/favicon.ico")
 """Paths that need no token: liveness, and the page itself (its data needs one)."""
 
-ADMIN_ROUTES = frozenset({("POST", "/jobs"), ("POST", "/jobs/check"), ("PATCH", "/jobs/{job_id}/rescaling")})
-"""Routes that start processes."""
+VIEW, OPERATE, ADMINISTER = Role.VIEWER, Role.OPERATOR, Role.ADMIN
+SCOPES: dict[tuple[str, str], Role] = {
+    ("GET", "/overview"): VIEW, ("GET", "/config"): VIEW, ("GET", "/metrics"): VIEW, ("GET", "/openapi.json"): VIEW,
+    ("GET", "/health"): VIEW, ("GET", "/ready"): VIEW,
+    ("GET", "/jobs"): VIEW, ("POST", "/jobs"): ADMINISTER, ("POST", "/jobs/check"): ADMINISTER,
+    ("GET", "/jobs/overview"): VIEW, ("GET", "/jobs/{}"): VIEW, ("PATCH", "/jobs/{}"): OPERATE,
+    ("PUT", "/jobs/{}/registration"): OPERATE, ("POST", "/jobs/{}/heartbeat"): OPERATE,
+    ("POST", "/jobs/{}/commands/{}/result"): OPERATE,
+    ("GET", "/jobs/{}/checkpoints"): VIEW, ("POST", "/jobs/{}/checkpoints"): OPERATE,
+    ("GET", "/jobs/{}/checkpoints/config"): VIEW, ("GET", "/jobs/{}/checkpoints/{}"): VIEW,
+    ("GET", "/jobs/{}/checkpoints/details/{}"): VIEW, ("GET", "/jobs/{}/checkpoints/details/{}/subtasks/{}"): VIEW,
+    ("POST", "/jobs/{}/savepoints"): OPERATE, ("GET", "/jobs/{}/savepoints/{}"): VIEW, ("POST", "/jobs/{}/stop"): OPERATE,
+    ("PATCH", "/jobs/{}/rescaling"): ADMINISTER, ("GET", "/jobs/{}/rescaling/{}"): VIEW,
+    ("GET", "/jobs/{}/exceptions"): VIEW, ("GET", "/jobs/{}/metrics"): VIEW,
+    ("POST", "/savepoint-disposal"): OPERATE, ("GET", "/savepoint-disposal/{}"): VIEW,
+    ("GET", "/api/roots"): VIEW, ("GET", "/api/changes"): VIEW, ("GET", "/api/snapshots"): VIEW,
+    ("GET", "/api/snapshot"): VIEW, ("GET", "/api/snapshot/entries"): VIEW, ("GET", "/api/snapshot/lookup"): VIEW,
+    ("GET", "/api/snapshot/download"): VIEW, ("POST", "/api/query"): VIEW, ("POST", "/api/diff"): VIEW,
+    ("POST", "/api/edit/preview"): VIEW, ("POST", "/api/verify"): VIEW,
+    ("GET", "/api/operations"): VIEW, ("POST", "/api/operations"): OPERATE, ("GET", "/api/operations/{}"): VIEW,
+    ("DELETE", "/api/operations/{}"): OPERATE, ("GET", "/api/jobs/{}/state"): VIEW,
+}
+"""The one table of routes and the role each needs; what is not in it needs the highest."""
+_ID = re.compile(r"/(?:[0-9a-f]{32}|\d+)(?=/|$)")
+_VERTEX = re.compile(r"(/subtasks)/[^/]+$")
 
-READ_POSTS = frozenset({"/api/query", "/api/diff", "/api/edit/preview", "/api/verify", "/api/check"})
-"""Routes that use POST for the size of their body only and change nothing."""
+
+def pattern_of(path: str) -> str:
+    """A path with its ids taken out: what roles and metrics are keyed by."""
+    path = path.removeprefix("/v1") or "/"
+    return _VERTEX.sub(r"\1/{}", _ID.sub("/{}", path))
 
 
-def required_role(method: str, route: str) -> Role:
-    """The role that a route needs: reads are for viewers, changes for operators, processes for administrators."""
-    route = route.removeprefix("/v1") or "/"
-    if (method, route) in ADMIN_ROUTES:
-        return Role.ADMIN
-    if method in ("GET", "HEAD", "OPTIONS") or route in READ_POSTS:
-        return Role.VIEWER
-    return Role.OPERATOR
+def required_role(method: str, pattern: str) -> Role:
+    """The role that a request needs."""
+    return SCOPES.get(("GET" if method == "HEAD" else method, pattern), Role.ADMIN)
 
 
 def new_token(role: Role, name: str = "") -> tuple[str, str]:
@@ -111,7 +132,7 @@ class Guard:
         names = {"localhost", "127.0.0.1", "[::1]", "::1", settings.host, *settings.allowed_hosts}
         self._hosts = {name.lower() for name in names}
 
-    def refuse(self, request: Request, route: str) -> Response | None:
+    def refuse(self, request: Request, pattern: str) -> Response | None:
         """The refusal of a request, or None if it may go on."""
         path = request.url.path
         if not self._known_host(request.headers.get("host", "")):
@@ -126,9 +147,9 @@ class Guard:
             return problem(413, "body too large", f"a body may have {self._settings.max_body_bytes} bytes")
         if self._tokens is None or path == "/" or path.startswith(PUBLIC):
             return None
-        return self._check_token(request, route)
+        return self._check_token(request, pattern)
 
-    def _check_token(self, request: Request, route: str) -> Response | None:
+    def _check_token(self, request: Request, pattern: str) -> Response | None:
         assert self._tokens is not None
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         role = self._tokens.role_of(token.strip()) if scheme.lower() == "bearer" and token else None
@@ -136,7 +157,7 @@ class Guard:
             response = problem(401, "token needed", "send `Authorization: Bearer TOKEN` with a token of this service")
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
-        needed = required_role(request.method, route)
+        needed = required_role(request.method, pattern)
         if role < needed:
             return problem(403, "role too low", f"this needs the role {needed.name.lower()}, the token has "
                                                 f"{role.name.lower()}")
@@ -149,9 +170,6 @@ class Guard:
     def _own_origin(self, origin: str, request: Request) -> bool:
         parts = urlsplit(origin)
         return parts.netloc.lower() == request.headers.get("host", "").lower() and self._known_host(parts.netloc)
-
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def add_headers(response: Response) -> Response:

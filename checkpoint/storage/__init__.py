@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from checkpoint.storage.probe import ProbeCheck, ProbeReport
     from checkpoint.storage.registry import Retention, SharedFileRegistry, retention
     from checkpoint.storage.retry import RetryPolicy
-    from checkpoint.storage.storage import CheckpointInfo, JobStorage, find_jobs, find_latest
+    from checkpoint.storage.storage import CheckpointInfo, JobStorage, dispose, find_jobs, find_latest
     from checkpoint.storage.store import FileStore
     from checkpoint.storage.streams import StoreWriter
     from checkpoint.storage.transfer import Progress, Transfer
@@ -42,7 +42,7 @@ _HOME = {
     "probe": ["ProbeCheck", "ProbeReport"],
     "registry": ["Retention", "SharedFileRegistry", "retention"],
     "retry": ["RetryPolicy"],
-    "storage": ["CheckpointInfo", "JobStorage", "find_jobs", "find_latest"],
+    "storage": ["CheckpointInfo", "JobStorage", "dispose", "find_jobs", "find_latest"],
     "store": ["FileStore"],
     "streams": ["StoreWriter"],
     "transfer": ["Progress", "Transfer"],
@@ -54,7 +54,7 @@ __all__ = [
     "ChannelStateEntry", "CheckpointId", "CheckpointInfo", "CheckpointMetadata", "CheckpointSource",
     "CheckpointTarget", "FaultyDriver", "FileInfo", "FileStore", "GcPlan", "JobId", "JobStorage", "MetadataSummary",
     "OperatorEntry", "Orphan", "ProbeCheck", "ProbeReport", "Progress", "Retention", "RetryPolicy",
-    "SharedFileRegistry", "StoreWriter", "SubtaskEntry", "Transfer", "apply_gc", "check_files", "disk_full",
+    "SharedFileRegistry", "StoreWriter", "SubtaskEntry", "Transfer", "apply_gc", "check_files", "disk_full", "dispose",
     "find_jobs", "find_latest", "locate", "open_checkpoint", "plan_gc", "redacted", "retention",
 ]
 

@@ -28,8 +28,10 @@ class CheckpointTarget:
     """
 
     def __init__(self, store: FileStore, folder: str, uid: str, subtask: int, *, inline_threshold: int,
-                 self_contained: bool = False, created: Callable[[str], None] | None = None) -> None:
+                 self_contained: bool = False, generation: int = 0,
+                 created: Callable[[str], None] | None = None) -> None:
         self._store, self._folder, self._uid, self._subtask = store, folder, uid, subtask
+        self._generation = generation
         self._threshold, self._self_contained, self._created = inline_threshold, self_contained, created
 
     def create(self, hint: str, *, shared: bool) -> FileWriter:
@@ -53,14 +55,14 @@ class CheckpointTarget:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt_target, (self._store, self._folder, self._uid, self._subtask, self._threshold,
-                                 self._self_contained)
+                                 self._self_contained, self._generation)
 
     def _is_shared(self, shared: bool) -> bool:
         return shared and not self._self_contained
 
     def _new_path(self, hint: str, shared: bool) -> str:
         if not self._is_shared(shared):
-            return layout.private_file(self._folder, self._uid, self._subtask, hint)
+            return layout.private_file(self._folder, self._uid, self._subtask, hint, self._generation)
         path = layout.shared_file(hint)
         if self._created is not None:
             self._created(path)
@@ -68,8 +70,9 @@ class CheckpointTarget:
 
 
 def _rebuilt_target(store: FileStore, folder: str, uid: str, subtask: int, threshold: int,
-                    self_contained: bool) -> CheckpointTarget:
-    return CheckpointTarget(store, folder, uid, subtask, inline_threshold=threshold, self_contained=self_contained)
+                    self_contained: bool, generation: int) -> CheckpointTarget:
+    return CheckpointTarget(store, folder, uid, subtask, inline_threshold=threshold, self_contained=self_contained,
+                            generation=generation)
 
 
 class _InliningWriter:

@@ -25,6 +25,7 @@ _CHECKPOINT_FOLDER = re.compile(r"chk-([1-9][0-9]*)")
 _SAVEPOINT_FOLDER = re.compile(r"savepoint-[0-9a-f]{6}-[0-9a-f]{12}")
 _GENERATION = re.compile(r"generations/([0-9]{10})")
 _GENERATION_BASE = re.compile(r"generations/([0-9]{10})\.base")
+_PRIVATE_FILE = re.compile(r"-g([0-9]+)-[0-9a-f]{32}$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_HINT = 80
 
@@ -111,7 +112,17 @@ def shared_file(hint: str) -> str:
     return f"{SHARED}/{safe_name(hint)}-{secrets.token_hex(16)}"
 
 
-def private_file(folder: str, uid: str, subtask: int, hint: str) -> str:
-    """A fresh path for a file of one checkpoint; `folder` is its folder, or empty inside a savepoint."""
-    name = f"{safe_name(uid)}-{subtask}-{safe_name(hint)}-{secrets.token_hex(16)}"
+def private_file(folder: str, uid: str, subtask: int, hint: str, generation: int = 0) -> str:
+    """A fresh path for a file of one checkpoint; `folder` is its folder, or empty inside a savepoint.
+
+    It names its writer's generation, so that a run gives up its own files only: one that has lost the job may have
+    been writing the same checkpoint number as its successor.
+    """
+    name = f"{safe_name(uid)}-{subtask}-{safe_name(hint)}-g{generation}-{secrets.token_hex(16)}"
     return f"{folder}/{name}" if folder else name
+
+
+def is_private_file_of(path: str, generation: int) -> bool:
+    """Whether a file was written by a run of this generation."""
+    match = _PRIVATE_FILE.search(path)
+    return match is not None and int(match[1]) == generation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,19 @@ def open_checkpoint(url: str, **options: Any) -> tuple[CheckpointMetadata, Check
     except BaseException:
         located.store.close()
         raise
-    return metadata, CheckpointSource(located.store, owns_store=True)
+    return metadata, CheckpointSource(located.store, way_out=way_out_of(located), owns_store=True)
+
+
+def way_out_of(located: Located) -> Callable[[], str | None]:
+    """Names the newest good checkpoint before a damaged one, where the job's folder is whole; else nothing."""
+    def way_out() -> str | None:
+        from checkpoint.storage.storage import JobStorage
+        checkpoint = layout.checkpoint_of_folder(located.metadata_path.rpartition("/")[0])
+        job = located.store.url.rstrip("/").rpartition("/")[2]
+        if checkpoint is None or not layout.is_job_folder(job):
+            return None
+        return JobStorage.of_folder(located.store).way_out(checkpoint)
+    return way_out
 
 
 def load_metadata(located: Located) -> CheckpointMetadata:

@@ -13,13 +13,14 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from checkpoint.storage import generations, layout
 from checkpoint.storage.files import CheckpointSource, CheckpointTarget
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.metadata import CheckpointMetadata, MetadataSummary
-from checkpoint.storage.opening import Located, check_files, load_metadata, locate
+from checkpoint.storage.opening import Located, check_files, load_metadata, locate, way_out_of
 from checkpoint.storage.registry import DeletionRules, SharedFileRegistry, Verdict, is_void, retention
 from checkpoint.storage.store import FileStore
 from checkpoint.storage.urls import join_url
@@ -36,6 +37,7 @@ DEFAULT_GRACE = "10s"
 class CheckpointInfo:
     """A completed checkpoint in a listing. `error` tells why its metadata can't be read; `summary` is None then."""
 
+    job_id: JobId
     checkpoint_id: int
     path: str
     summary: MetadataSummary | None
@@ -71,8 +73,16 @@ class JobStorage:
         self._created: dict[int, set[str]] = {}
         self._doomed: dict[str, int] = {}
         self._dropped: set[int] = set()
+        self._savepoints: dict[str, FileStore] = {}
         self._unreadable = False
         self._swept = False
+
+    @classmethod
+    def of_folder(cls, store: FileStore) -> JobStorage:
+        """The storage of a job whose own folder is a store; for reading."""
+        storage = cls(store, store.url.rstrip("/").rpartition("/")[2])
+        storage.store = store
+        return storage
 
     @property
     def url(self) -> str:
@@ -81,6 +91,10 @@ class JobStorage:
 
     def __repr__(self) -> str:
         return f"JobStorage({self.url!r}, generation={self.generation})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self._root, self.job_id, self.inline_threshold, self.grace_ms, self._unfenced,
+                           self.generation, self.job_name, self._options)
 
     # generations
 
@@ -112,7 +126,7 @@ class JobStorage:
     def target(self, checkpoint_id: int, uid: str, subtask: int) -> CheckpointTarget:
         """Where one subtask of one operator writes its files of one checkpoint."""
         return CheckpointTarget(self.store, layout.checkpoint_folder(checkpoint_id), uid, subtask,
-                                inline_threshold=self.inline_threshold,
+                                inline_threshold=self.inline_threshold, generation=self.generation,
                                 created=lambda path: self._note_created(checkpoint_id, path))
 
     def new_savepoint_folder(self, directory: str) -> str:
@@ -121,8 +135,12 @@ class JobStorage:
 
     def savepoint_target(self, folder: str, uid: str, subtask: int) -> CheckpointTarget:
         """Where one subtask writes its files of a native savepoint; nothing is shared with checkpoints."""
-        return CheckpointTarget(FileStore.at(folder, unfenced=self._unfenced, **self._options), "", uid, subtask,
-                                inline_threshold=self.inline_threshold, self_contained=True)
+        with self._lock:
+            store = self._savepoints.get(folder)
+            if store is None:
+                store = self._savepoints[folder] = FileStore.at(folder, unfenced=self._unfenced, **self._options)
+        return CheckpointTarget(store, "", uid, subtask, inline_threshold=self.inline_threshold, self_contained=True,
+                                generation=self.generation)
 
     def publish(self, metadata: CheckpointMetadata, *, folder: str | None = None) -> str:
         """Make a checkpoint, or with `folder` a savepoint, exist: its `_metadata` is created, last and at once.
@@ -156,7 +174,9 @@ class JobStorage:
             created.update(file.path for file in files if file.shared and file.inline is None)
             needed = self._registered().needed
             self._doom(path for path in created if path not in needed)
-        self.store.delete_tree(layout.checkpoint_folder(checkpoint_id))
+            self._dropped.add(checkpoint_id)
+        self.store.delete([info.path for info in self.store.list(layout.checkpoint_folder(checkpoint_id))
+                           if layout.is_private_file_of(info.path, self.generation)])
         self._flush_doomed()
 
     # reading
@@ -173,8 +193,8 @@ class JobStorage:
         """The files of a checkpoint of this job by its number, or of any checkpoint or savepoint by URL."""
         located = self._locate(path)
         if located.store is self.store and isinstance(path, int):
-            return CheckpointSource(self.store, on_damage=on_damage, way_out=lambda: self._way_out(path))
-        return CheckpointSource(located.store, on_damage=on_damage, owns_store=True)
+            return CheckpointSource(self.store, on_damage=on_damage, way_out=lambda: self.way_out(path))
+        return CheckpointSource(located.store, on_damage=on_damage, way_out=way_out_of(located), owns_store=True)
 
     def list_checkpoints(self) -> list[CheckpointInfo]:
         """The completed checkpoints, oldest first; void ones left out, unreadable ones with their error."""
@@ -192,7 +212,7 @@ class JobStorage:
         try:
             return self._checked(newest, checksums=checksums)
         except (CorruptData, NotFound) as error:
-            error.hint = self._way_out(newest.checkpoint_id)
+            error.hint = self.way_out(newest.checkpoint_id)
             raise
 
     def previous_good(self, before: int) -> CheckpointInfo | None:
@@ -243,8 +263,16 @@ class JobStorage:
     def close(self) -> None:
         """End orderly: what was dropped goes now, whatever its age, for no writer is left. Idempotent."""
         self._flush_doomed(grace_ms=0)
+        for store in self._savepoints.values():
+            store.close()
         if self._owns_store:
             self._root.close()
+
+    def __enter__(self) -> JobStorage:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
 
     # inner workings
 
@@ -306,8 +334,8 @@ class JobStorage:
         except NotFound:
             return None
         except HoldfastError as error:
-            return CheckpointInfo(checkpoint_id, shown, None, error)
-        return CheckpointInfo(checkpoint_id, shown, summary)
+            return CheckpointInfo(self.job_id, checkpoint_id, shown, None, error)
+        return CheckpointInfo(self.job_id, checkpoint_id, shown, summary)
 
     def _checked(self, info: CheckpointInfo, *, checksums: bool) -> CheckpointMetadata:
         if info.error is not None:
@@ -316,7 +344,8 @@ class JobStorage:
         check_files(self.store, metadata, checksums=checksums)
         return metadata
 
-    def _way_out(self, damaged: int) -> str:
+    def way_out(self, damaged: int) -> str:
+        """What to do about a damaged checkpoint: names the newest good one before it."""
         good = self.previous_good(damaged)
         if good is None:
             return "there is no older good checkpoint of this job: restore a savepoint"
@@ -382,6 +411,44 @@ class JobStorage:
         plan = plan_gc(self.store, clock=self._clock)
         if plan.orphans:
             apply_gc(self.store, plan, clock=self._clock)
+
+
+def _reopened(root: FileStore, job_id: str, inline_threshold: int, grace_ms: int, unfenced: bool, generation: int,
+              job_name: str, options: dict[str, Any]) -> JobStorage:
+    storage = JobStorage(root, job_id, inline_threshold=inline_threshold, grace=grace_ms, unfenced=unfenced,
+                         generation=generation, job_name=job_name)
+    storage._options, storage._owns_store = options, True
+    return storage
+
+
+def dispose(url: str, **options: Any) -> None:
+    """Delete a savepoint, or a checkpoint that no other one shares files with; its `_metadata` goes first.
+
+    A checkpoint's shared files are deleted if no other completed checkpoint of its job refers to them.
+    """
+    located = locate(url, **options)
+    with located.store as store:
+        metadata = load_metadata(located)
+        if metadata.is_savepoint:
+            store.delete([layout.METADATA])
+            # Only what belongs to it: a savepoint may have been put where other things lie.
+            store.delete(metadata.stored_files())
+            folder = store.local_path("")
+            if folder is not None and folder.is_dir():
+                _remove_empty_tree(folder)
+            return
+        parent = store.url.rstrip("/").rpartition("/")[0]
+        newest = generations.newest_generation(store)
+        with JobStorage(parent, metadata.job_id, generation=newest, **options) as storage:
+            storage.discard(metadata.checkpoint_id)
+
+
+def _remove_empty_tree(folder: Path) -> None:
+    for path in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(path.iterdir()):
+            path.rmdir()
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def find_jobs(root: str | FileStore, **options: Any) -> list[JobId]:

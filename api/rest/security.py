@@ -142,6 +142,8 @@ class Guard:
             return problem(403, "foreign origin", "requests from pages of other origins are refused")
         if request.headers.get("sec-fetch-site") == "cross-site" and request.method not in ("GET", "HEAD"):
             return problem(403, "foreign origin", "requests from pages of other origins are refused")
+        if "transfer-encoding" in request.headers:
+            return problem(411, "length needed", "send the body with a Content-Length")
         length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length) > self._settings.max_body_bytes:
             return problem(413, "body too large", f"a body may have {self._settings.max_body_bytes} bytes")

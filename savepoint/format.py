@@ -5,7 +5,7 @@
     <savepoint>/<uid>/timers/<event|processing>/part-<first kg>-<last kg>.parquet
     <savepoint>/<uid>/operator/<state>.parquet
     <savepoint>/<uid>/broadcast/<state>.parquet
-    <savepoint>/<uid>/inflight/subtask-<n>.parquet
+    <savepoint>/<uid>/inflight/subtask-<n>.bin
 """
 
 from __future__ import annotations
@@ -75,4 +75,4 @@ def operator_path(uid: str, state: str, *, broadcast: bool) -> str:
 
 
 def inflight_path(uid: str, subtask: int) -> str:
-    return f"{escape_name(uid)}/inflight/subtask-{subtask}.parquet"
+    return f"{escape_name(uid)}/inflight/subtask-{subtask}.bin"

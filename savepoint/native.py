@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from checkpoint.storage.files import CheckpointSource
 from checkpoint.storage.layout import private_file
@@ -10,7 +11,7 @@ from savepoint.copying import Copier
 from savepoint.format import OPEN_FORMAT
 from statebackend.backend import KeyedHandle
 from statebackend.entries import write_entries
-from statebackend.files import FileWriter
+from statebackend.files import FileWriter, StateFile
 from statebackend.formats import merged_entries
 
 
@@ -25,7 +26,7 @@ def native_handle(handle: KeyedHandle, source: CheckpointSource, copier: Copier,
 
 
 class _Fresh:
-    """The part of a snapshot target that writing entries needs, over a copier's destination."""
+    """A snapshot target over a copier's destination; every file gets a fresh name."""
 
     def __init__(self, copier: Copier, prefix: str) -> None:
         self._copier, self._prefix = copier, prefix
@@ -33,5 +34,5 @@ class _Fresh:
     def create(self, hint: str, *, shared: bool) -> FileWriter:
         return self._copier.place.create(private_file("", self._prefix, 0, hint))
 
-    def upload(self, *_args: object, **_options: object) -> object:
-        raise NotImplementedError
+    def upload(self, local: Path, hint: str, *, shared: bool) -> StateFile:
+        return self._copier.place.store.upload(local, private_file("", self._prefix, 0, hint))

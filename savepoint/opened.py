@@ -26,8 +26,6 @@ from statebackend.operator_state import OperatorStatePart
 from statebackend.schema import StateSchema
 from statebackend.types import StateType, state_type_from_json
 
-Where = ds.Expression | str
-
 
 @dataclass(frozen=True)
 class StateInfo:
@@ -135,7 +133,7 @@ class Savepoint:
     # -- rows
 
     def read(self, uid: str, state: str, *, keys: Iterable[Any] | None = None,
-             key_groups: int | KeyGroupRange | Iterable[int] | None = None, where: Where | None = None,
+             key_groups: int | KeyGroupRange | Iterable[int] | None = None, where: ds.Expression | str | None = None,
              columns: Sequence[str] | None = None) -> pa.RecordBatchReader:
         """The rows of a state as an Arrow stream, sorted by key group and key.
 
@@ -151,7 +149,7 @@ class Savepoint:
         if self._is_operator_state(uid, state):
             return self._read_operator_state(uid, state, where, columns)
         schema = self.schema(uid, state)
-        ranges = self._ranges(uid, keys, key_groups)
+        ranges = self.ranges(uid, keys, key_groups)
         scan = scan_state(self, uid, schema, ranges, None if keys is not None else columns, where)
         batches: Iterator[pa.RecordBatch] = scan.batches
         if keys is not None:
@@ -239,8 +237,9 @@ class Savepoint:
             table = table.filter(where)
         return (table.select(list(columns)) if columns is not None else table).to_reader()
 
-    def _ranges(self, uid: str, keys: Iterable[Any] | None,
-                key_groups: int | KeyGroupRange | Iterable[int] | None) -> list[KeyGroupRange]:
+    def ranges(self, uid: str, keys: Iterable[Any] | None,
+               key_groups: int | KeyGroupRange | Iterable[int] | None) -> list[KeyGroupRange]:
+        """The key groups to read for these keys and groups, as ranges in order."""
         limit = self.max_parallelism(uid)
         wanted = _as_ranges(key_groups, limit)
         if keys is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -267,7 +268,7 @@ def differs_from_previous(array: pa.Array) -> npt.NDArray[np.bool_]:
         different = np.logical_or.reduce(fields) if fields else np.zeros(rows - 1, np.bool_)
     elif pa.types.is_nested(array.type):
         values = array.to_pylist()
-        different = np.fromiter((left != right for left, right in zip(values, values[1:])), np.bool_, rows - 1)
+        different = np.fromiter((left != right for left, right in pairwise(values)), np.bool_, rows - 1)
     else:
         storage = array.storage if isinstance(array, pa.ExtensionArray) else array
         compared = pc.not_equal(storage.slice(0, rows - 1), storage.slice(1))

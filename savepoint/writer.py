@@ -123,4 +123,4 @@ def state_ids(keys: pa.BinaryArray) -> np.ndarray[Any, np.dtype[np.uint16]]:
     buffers = keys.buffers()
     begin = np.frombuffer(buffers[1], np.int32, rows, keys.offset * 4).astype(np.int64)
     data = np.frombuffer(buffers[2], np.uint8)
-    return (data[begin + 2].astype(np.uint16) << 8) | data[begin + 3]
+    return np.asarray((data[begin + 2].astype(np.uint16) << 8) | data[begin + 3], np.uint16)

@@ -129,7 +129,7 @@ def key_groups_of_entries(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.uint16]
     buffers = keys.buffers()
     begin = np.frombuffer(buffers[1], np.int32, rows, keys.offset * 4)
     data = np.frombuffer(buffers[2], np.uint8)
-    return (data[begin].astype(np.uint16) << 8) | data[begin + 1]
+    return np.asarray((data[begin].astype(np.uint16) << 8) | data[begin + 1], np.uint16)
 
 
 def merge_entries(sources: Sequence[Iterable[pa.RecordBatch]], *,
@@ -190,22 +190,21 @@ def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
     table = table.combine_chunks()
     ops = table.column("op").to_numpy()
     order = table.column("row").to_numpy()
-    alive = np.ones(len(ops), bool)
     keys = _one_chunk(table.column("key"))
-    prefix_rows = np.flatnonzero(ops == OP_DELETE_PREFIX)
-    for index in prefix_rows:
-        prefix = keys[int(index)].as_py()
-        end = _first_not_below(keys, _successor(prefix), int(index))
-        begin = int(index)
-        while begin > 0 and keys[begin - 1].as_py() == prefix:
-            begin -= 1
-        kept = alive[index]
-        alive[begin:end] &= order[begin:end] > order[index]
-        alive[index] = kept and keep_deletes
-    if len(ops) > 1:
-        same_as_next = pc.equal(keys.slice(0, len(keys) - 1), keys.slice(1)).to_numpy(zero_copy_only=False)
-        not_prefix = ops != OP_DELETE_PREFIX
-        alive[:-1] &= ~(same_as_next & not_prefix[1:])
+    last = np.ones(len(ops), bool)
+    last[:-1] = ~pc.equal(keys.slice(0, len(keys) - 1), keys.slice(1)).to_numpy(zero_copy_only=False)
+    is_prefix = ops == OP_DELETE_PREFIX
+    alive = last & ~is_prefix
+    if is_prefix.any():
+        key_number = np.cumsum(last) - last
+        prefixes = np.flatnonzero(is_prefix)
+        latest = np.append(key_number[prefixes][1:] != key_number[prefixes][:-1], True)
+        alive[prefixes[latest]] = True  # a put of the very same key may follow, so a key can keep two rows
+        first_row = np.append(0, np.flatnonzero(last) + 1)
+        for index in prefixes[latest].tolist():
+            begin = int(first_row[key_number[index]])
+            end = _first_not_below(keys, _successor(keys[index].as_py()), index)
+            alive[begin:end] &= order[begin:end] >= order[index]
     if not keep_deletes:
         alive &= ops == OP_PUT
     return table.select(["key", "value", "op"]).filter(pa.array(alive)).replace_schema_metadata(ENTRY_SCHEMA.metadata)

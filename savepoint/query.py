@@ -1,0 +1,174 @@
+"""SQL over a savepoint's states as tables `operator.state` (DuckDB): one SELECT, read-only, confined to the savepoint.
+
+The connection is in memory; before the query runs, files, extensions, settings and Python variables are out of its
+reach. Only states that the query names are opened.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from savepoint.columns import StateLayout
+from savepoint.format import KEY_GROUP
+from savepoint.reader import parts_of
+from savepoint.rewrite import as_open
+from savepoint.scan import keep_keys
+from statebackend.errors import HoldfastError, InvalidRequest, NotFound
+from statebackend.keygroups import KeyGroupRange
+
+if TYPE_CHECKING:
+    from savepoint.opened import Savepoint
+
+MEMORY_LIMIT = "512MB"
+_BATCH = 65_536
+_CONFINE = ("SET python_enable_replacements = false", "SET enable_external_access = false",
+            "SET lock_configuration = true")
+
+
+def query(savepoint: Savepoint, sql: str) -> pa.RecordBatchReader:
+    """Run a SELECT. A mistake in it is `InvalidRequest` with DuckDB's message, a wrong table `NotFound` with near ones."""
+    import duckdb
+
+    stack = ExitStack()
+    try:
+        spill = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-query-"))
+        connection = stack.enter_context(duckdb.connect(
+            ":memory:", config={"threads": 2, "memory_limit": MEMORY_LIMIT, "temp_directory": spill}))
+        try:
+            _register(connection, savepoint, _tables_in(connection, sql), stack)
+            for statement in _CONFINE:
+                connection.execute(statement)
+            relation = connection.sql(sql)
+            if relation is None:
+                raise InvalidRequest("the query returns nothing", hint="write a SELECT")
+            reader = _arrow_reader(relation)
+        except duckdb.Error as error:
+            raise InvalidRequest(f"the query has an error: {_first_lines(error)}") from error
+    except BaseException:
+        stack.close()
+        raise
+    return pa.RecordBatchReader.from_batches(reader.schema, _drained(reader, stack))
+
+
+def filtered(savepoint: Savepoint, uid: str, state: str, where: str, *, keys: Iterable[Any] | None,
+             key_groups: int | KeyGroupRange | Iterable[int] | None,
+             columns: Sequence[str] | None) -> pa.RecordBatchReader:
+    """The rows of one state that fulfil a condition in SQL."""
+    wanted = None if keys is None else list(keys)
+    chosen = "*" if columns is None or wanted is not None else ", ".join(_quoted(name) for name in columns)
+    conditions = [f"({where})"]
+    if wanted is not None or key_groups is not None:
+        ranges = savepoint.ranges(uid, wanted, key_groups)
+        spans = [f"{KEY_GROUP} between {span.first} and {span.last}" for span in ranges]
+        conditions.append(f"({' or '.join(spans) or 'false'})")
+    reader = query(savepoint, f"select {chosen} from {_quoted(uid)}.{_quoted(state)} where {' and '.join(conditions)}")
+    if wanted is None:
+        return reader
+    schema = reader.schema if columns is None else pa.schema([reader.schema.field(name) for name in columns])
+    return pa.RecordBatchReader.from_batches(schema, keep_keys(reader, savepoint.key_type(uid), wanted, columns))
+
+
+def _tables_in(connection: Any, sql: str) -> set[tuple[str, str]]:
+    """The tables that a SELECT reads; anything but one SELECT is refused."""
+    tree = json.loads(connection.execute("select json_serialize_sql(?)", [sql]).fetchall()[0][0])
+    if tree.get("error"):
+        raise InvalidRequest(f"the query has an error: {tree.get('error_message', 'it can not be parsed')}",
+                             hint="one SELECT over operator.state")
+    if len(tree["statements"]) != 1:
+        raise InvalidRequest("one SELECT at a time", found=f"{len(tree['statements'])} statements")
+    return set(_base_tables(tree["statements"][0]))
+
+
+def _base_tables(node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, dict):
+        if node.get("type") == "BASE_TABLE" and not node.get("catalog_name"):
+            yield str(node.get("schema_name", "")), str(node.get("table_name", ""))
+        for child in node.values():
+            yield from _base_tables(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _base_tables(child)
+
+
+def _register(connection: Any, savepoint: Savepoint, tables: set[tuple[str, str]], stack: ExitStack) -> None:
+    opened: Savepoint | None = None
+    for number, (schema, table) in enumerate(sorted(tables)):
+        if not schema:
+            continue  # a name without an operator is a common table expression, or DuckDB's error to tell
+        uid, state = _named(savepoint, schema, table)
+        if opened is None:
+            opened = stack.enter_context(as_open(savepoint))
+        connection.register(f"__state_{number}", _relation(opened, uid, state, stack))
+        connection.execute(f"create schema if not exists {_quoted(schema)}")
+        connection.execute(f"create view {_quoted(schema)}.{_quoted(table)} as select * from __state_{number}")
+
+
+def _named(savepoint: Savepoint, schema: str, table: str) -> tuple[str, str]:
+    """The operator and state that a table name means; SQL names ignore case."""
+    known = [(info.uid, info.name) for info in savepoint.states()]
+    exact = [pair for pair in known if pair == (schema, table)]
+    loose = [pair for pair in known if (pair[0].lower(), pair[1].lower()) == (schema.lower(), table.lower())]
+    if exact or len(loose) == 1:
+        return (exact or loose)[0]
+    names = [f"{uid}.{state}" for uid, state in known]
+    near = get_close_matches(f"{schema}.{table}", names, n=3, cutoff=0.4)
+    raise NotFound(f"there is no state {schema}.{table}", path=savepoint.url,
+                   hint=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names) or 'none'}")
+
+
+def _relation(opened: Savepoint, uid: str, state: str, stack: ExitStack) -> Any:
+    """Something that DuckDB scans as often as it likes, with projection and filters pushed down."""
+    try:
+        schema = opened.schema(uid, state)
+    except NotFound:
+        return opened.read(uid, state).read_all()
+    layout = StateLayout(schema, opened.key_type(uid))
+    paths: list[str] = []
+    for handle in opened.handles(uid):
+        for part in parts_of(handle, state):
+            local = opened.source.store.local_path(part.file.path)
+            if local is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-query-"))
+                local = Path(folder) / "part.parquet"
+                opened.source.fetch(part.file, local)
+            elif not local.is_file():
+                raise NotFound("a file of the savepoint is missing", path=str(local),
+                               hint="the copy is not complete; copy the folder again")
+            paths.append(str(local))
+    if not paths:
+        return layout.arrow_schema.empty_table()
+    return ds.dataset(paths, schema=layout.arrow_schema, format="parquet")
+
+
+def _arrow_reader(relation: Any) -> pa.RecordBatchReader:
+    if hasattr(relation, "to_arrow_reader"):
+        return relation.to_arrow_reader(_BATCH)
+    return relation.fetch_arrow_reader(_BATCH)
+
+
+def _drained(reader: pa.RecordBatchReader, stack: ExitStack) -> Iterator[pa.RecordBatch]:
+    """The batches; the connection and its files live until the last one is taken."""
+    try:
+        with stack:
+            yield from reader
+    except HoldfastError:
+        raise
+    except (pa.ArrowException, RuntimeError, OSError) as error:
+        raise InvalidRequest(f"the query failed: {_first_lines(error)}") from error
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _first_lines(error: BaseException) -> str:
+    return " ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())

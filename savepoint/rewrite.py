@@ -1,0 +1,127 @@
+"""Writes operators of a new savepoint from rows: cuts them for subtasks, and adopts files that stay as they are."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from checkpoint.storage.metadata import OperatorEntry, SubtaskEntry
+from savepoint.convert import Meter, to_open
+from savepoint.destination import Destination
+from savepoint.format import OPEN_FORMAT
+from savepoint.opened import Savepoint, open_savepoint
+from savepoint.operators import write_operator_states
+from savepoint.writer import OpenHandleWriter
+from statebackend.backend import KeyedHandle
+from statebackend.errors import InvalidRequest
+from statebackend.keygroups import KeyGroupRange, key_group_range
+from statebackend.operator_state import Distribution, OperatorStatePart, OperatorStateSnapshot, redistribute
+from statebackend.schema import StateSchema
+from statebackend.types import StateType
+
+Rows = Callable[[KeyGroupRange], Iterator[pa.RecordBatch]]
+Parts = Sequence[tuple[int, Sequence[OperatorStatePart]]]
+"""Operator state: (subtask, its parts)."""
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """A keyed state to be written: its schema, and its rows of any range of key groups, sorted, as often as asked."""
+
+    schema: StateSchema
+    rows: Rows
+    expected: Callable[[KeyGroupRange], int] = lambda _range: 0
+
+
+@dataclass(frozen=True)
+class OperatorRows:
+    """An operator to be written."""
+
+    uid: str
+    name: str
+    parallelism: int
+    max_parallelism: int
+    key_type: StateType | None = None
+    states: tuple[StateRows, ...] = ()
+    operator_parts: Parts = ()
+
+
+def write_operator(place: Destination, plan: OperatorRows, meter: Meter) -> OperatorEntry:
+    """Write every state of an operator, cut for its parallelism."""
+    if plan.parallelism > plan.max_parallelism:
+        raise InvalidRequest("parallelism is higher than the max parallelism", operator=plan.uid,
+                             expected=f"1..{plan.max_parallelism}", found=plan.parallelism,
+                             hint="give a higher --max-parallelism too")
+    notes = write_operator_states(place.create, plan.uid, plan.operator_parts)
+    subtasks = []
+    for index in range(plan.parallelism):
+        keyed: tuple[KeyedHandle, ...] = ()
+        if plan.key_type is not None and plan.states:
+            keyed = (_write_handle(place, plan, key_group_range(index, plan.parallelism, plan.max_parallelism), meter),)
+        note, files = notes.get(index, (None, ()))
+        if keyed or note is not None:
+            subtasks.append(SubtaskEntry(index, keyed=keyed, operator=note, operator_files=files))
+    return OperatorEntry(plan.uid, plan.name, plan.parallelism, plan.max_parallelism, tuple(subtasks))
+
+
+def _write_handle(place: Destination, plan: OperatorRows, key_groups: KeyGroupRange, meter: Meter) -> KeyedHandle:
+    assert plan.key_type is not None
+    expected = {state.schema.name: state.expected(key_groups) for state in plan.states}
+    writer = OpenHandleWriter(place.create, plan.uid, plan.key_type, plan.max_parallelism, key_groups,
+                              [state.schema for state in plan.states], expected)
+    try:
+        for state in plan.states:
+            for batch in state.rows(key_groups):
+                writer.write(state.schema.name, batch)
+                meter.advance(batch.num_rows)
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def deal_out(parts: Parts, old_parallelism: int, parallelism: int) -> Parts:
+    """Operator state cut for another parallelism, so that a restore gives every element out exactly as before.
+
+    A union list is dealt out like a split one here: the restore is what unites it.
+    """
+    if old_parallelism == parallelism:
+        return parts
+    by_index = dict(parts)
+    old = [OperatorStateSnapshot(tuple(_as(part, Distribution.UNION, Distribution.SPLIT)
+                                       for part in by_index.get(index, ()))) for index in range(old_parallelism)]
+    unions = {part.name for _, held in parts for part in held if part.distribution is Distribution.UNION}
+    new = redistribute(old, parallelism)
+    return [(index, tuple(replace(part, distribution=Distribution.UNION) if part.name in unions else part
+                          for part in snapshot.parts)) for index, snapshot in enumerate(new) if snapshot.parts]
+
+
+def _as(part: OperatorStatePart, old: Distribution, new: Distribution) -> OperatorStatePart:
+    return replace(part, distribution=new) if part.distribution is old else part
+
+
+def refuse_in_flight(entry: OperatorEntry, what: str) -> None:
+    """Records in flight are tied to channels between subtasks; only a restore can re-route them."""
+    if any(subtask.in_flight is not None or subtask.input_channels or subtask.output_channels
+           for subtask in entry.subtasks):
+        raise InvalidRequest(f"a snapshot with records in flight can't be {what}", operator=entry.uid,
+                             hint="restore it directly with the new parallelism, or take a savepoint, which has none")
+
+
+@contextmanager
+def as_open(opened: Savepoint) -> Iterator[Savepoint]:
+    """The savepoint itself if all its keyed state is open, else an open copy in a temporary folder."""
+    formats = {handle.format for entry in opened.metadata.operators for handle in opened.handles(entry.uid)}
+    if formats <= {OPEN_FORMAT}:
+        yield opened
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-open-") as folder:
+        with Destination(Path(folder) / "savepoint") as place:
+            place.publish(to_open(opened, place))
+        with open_savepoint(Path(folder) / "savepoint") as copy:
+            yield copy

@@ -24,8 +24,8 @@ def document() -> dict[str, Any]:
 
 def rendered(made: dict[str, Any]) -> str:
     """The same as Markdown, a table per family of routes."""
-    lines = ["# REST routes", "", "Generated from the OpenAPI document by `python -m api.rest.document`. Routes without `/api` "
-             "answer below `/v1` too. `role` is what a token needs where the service has tokens.", ""]
+    lines = ["# REST routes", "",
+             "Generated from the OpenAPI document by `python -m api.rest.document`. Routes without `/api` answer below `/v1` too. `role` is what a token needs where the service has tokens.", ""]
     families: dict[str, list[str]] = {}
     for path, methods in made["paths"].items():
         for method, route in methods.items():
@@ -33,7 +33,8 @@ def rendered(made: dict[str, Any]) -> str:
             row = f"| `{method.upper()} {path}` | {role} | {_first_line(route)} | {_parameters(route, made)} |"
             families.setdefault((route.get("tags") or ["Service"])[0], []).append(row)
     for family, rows in families.items():
-        lines += [f"## {family}", "", "| route | role | what | parameters and body |", "| --- | --- | --- | --- |", *rows, ""]
+        heading = ["| route | role | what | parameters and body |", "| --- | --- | --- | --- |"]
+        lines += [f"## {family}", "", *heading, *rows, ""]
     return "\n".join(lines)
 
 

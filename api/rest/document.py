@@ -25,7 +25,8 @@ def document() -> dict[str, Any]:
 def rendered(made: dict[str, Any]) -> str:
     """The same as Markdown, a table per family of routes."""
     lines = ["# REST routes", "",
-             "Generated from the OpenAPI document by `python -m api.rest.document`. Routes without `/api` answer below `/v1` too. `role` is what a token needs where the service has tokens.", ""]
+             "Generated from the OpenAPI document by `python -m api.rest.document`. Routes without `/api` answer below "
+             "`/v1` too. `role` is what a token needs where the service has tokens.", ""]
     families: dict[str, list[str]] = {}
     for path, methods in made["paths"].items():
         for method, route in methods.items():

@@ -112,7 +112,7 @@ def read_entries(source: SnapshotSource, file: StateFile, key_groups: KeyGroupRa
         for index in range(reader.num_record_batches):
             try:
                 batch = reader.get_batch(index)
-                batch.validate()
+                batch.validate(full=True)
             except (pa.ArrowException, OSError) as error:
                 raise CorruptData(f"an entry file can't be read: {error}", path=file.path) from error
             if key_groups is not None:
@@ -147,8 +147,7 @@ def merge_entries(sources: Sequence[Iterable[pa.RecordBatch]], *,
         group = min(groups)
         parts = [batch for cursor in cursors if cursor.group == group for batch in cursor.take_group()]
         merged = _resolve(pa.Table.from_batches(parts, ENTRY_SCHEMA).combine_chunks(), keep_deletes)
-        for batch in merged.to_batches(max_chunksize=65_536):
-            yield batch
+        yield from merged.to_batches(max_chunksize=65_536)
 
 
 class _GroupCursor:

@@ -6,7 +6,7 @@ import builtins
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from statebackend.errors import InvalidRequest
@@ -18,7 +18,7 @@ ACC = TypeVar("ACC")
 OUT = TypeVar("OUT")
 
 
-class StateKind(str, Enum):
+class StateKind(StrEnum):
     """The five keyed kinds, and the timers that are kept like them."""
 
     VALUE = "value"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 
 from statebackend.errors import InvalidRequest
 
 _DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SIZE = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_NUMBER_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_MILLISECOND = timedelta(milliseconds=1)
+_SIZE = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30,
+         "tb": 10**12, "tib": 2**40}
+_NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def duration_ms(value: str | int | float | timedelta) -> int:
     """Milliseconds of `7d`, `1.5 h`, `250ms`, a timedelta, or a bare number of milliseconds."""
     if isinstance(value, timedelta):
-        return round(value.total_seconds() * 1000)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value // _MILLISECOND
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return int(value)
     match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _DURATION_MS:
@@ -26,7 +29,7 @@ def duration_ms(value: str | int | float | timedelta) -> int:
 
 def size_bytes(value: str | int) -> int:
     """Bytes of `64MiB`, `1.5GB`, `4096`."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _SIZE:

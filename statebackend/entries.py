@@ -172,7 +172,7 @@ class _GroupCursor:
     def take_group(self) -> list[pa.RecordBatch]:
         wanted, taken = self.group, []
         while self.group == wanted and self._batch is not None:
-            end = int(np.searchsorted(self._groups, wanted, side="right"))  # type: ignore[arg-type]
+            end = int(np.searchsorted(self._groups, wanted, side="right"))  # type: ignore[call-overload]
             taken.append(self._batch.slice(0, end))
             self._batch, self._groups = self._batch.slice(end), self._groups[end:]
             self._advance()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import xxhash
 from statebackend.errors import CorruptData, InvalidRequest, NotFound
 
 _CHUNK = 1 << 20
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,12 @@ class StateFile:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StateFile:
-        inline = base64.b64decode(data["inline"], validate=True) if "inline" in data else None
-        return cls(str(data["path"]), int(data["size"]), str(data["checksum"]), bool(data.get("shared", False)), inline)
+        try:
+            inline = base64.b64decode(data["inline"], validate=True) if "inline" in data else None
+            path, size, checksum = str(data["path"]), int(data["size"]), str(data["checksum"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(f"a file reference can't be read: {error!r}", path=data.get("path")) from error
+        return cls(path, size, checksum, bool(data.get("shared", False)), inline)
 
     def inline_verified(self) -> bytes:
         """The bytes of a file that is stored inside its reference."""
@@ -64,8 +70,8 @@ class StateFile:
 def relative_path(path: str) -> str:
     """The path itself if it stays below its root; refused otherwise."""
     # Plain string tests: a large checkpoint refers to a hundred thousand files.
-    if not path or path[0] == "/" or (".." in path and ".." in path.split("/")) or "\\" in path or "\0" in path \
-            or "://" in path:
+    if not path or path == "." or path[0] == "/" or (".." in path and ".." in path.split("/")) \
+            or "\\" in path or "\0" in path or "://" in path:
         raise CorruptData("a file reference points outside its folder", path=path)
     return path
 
@@ -118,6 +124,8 @@ class LocalFiles:
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def create(self, hint: str, *, shared: bool) -> FileWriter:
+        if not _PLAIN_NAME.fullmatch(hint):
+            raise InvalidRequest("a file hint must be a plain name", found=hint)
         return _LocalWriter(self.directory, f"{hint}-{uuid.uuid4().hex}", shared)
 
     def upload(self, local: Path, hint: str, *, shared: bool) -> StateFile:
@@ -140,10 +148,13 @@ class LocalFiles:
 
     def fetch(self, file: StateFile, local: Path) -> None:
         if file.inline is not None:
-            local.write_bytes(file.inline_verified())
+            data = file.inline_verified()
+            local.unlink(missing_ok=True)  # it may be a link to a stored file, which must not be written through
+            local.write_bytes(data)
             return
         path = self._existing(file)
         verify_local(path, file)
+        local.unlink(missing_ok=True)
         try:
             os.link(path, local)
         except OSError:
@@ -172,12 +183,10 @@ def verify_local(path: Path, file: StateFile) -> None:
 
 class _LocalWriter:
     def __init__(self, directory: Path, name: str, shared: bool) -> None:
-        if "/" in name or name.startswith("."):
-            raise InvalidRequest("a file hint must be a plain name", found=name)
         self._final = directory / name
         self._temporary = directory / f".{name}.tmp"
         self._shared = shared
-        self._stream = open(self._temporary, "wb")
+        self._stream = open(self._temporary, "wb")  # noqa: SIM115
         self._digest = xxhash.xxh3_128()
         self._size = 0
 

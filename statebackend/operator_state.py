@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor
 from statebackend.errors import CorruptData, IncompatibleState, InvalidRequest
+from statebackend.migration import change_between, value_migrator
 from statebackend.types import StateType, state_type_from_json
 
 OPERATOR_STATE_VERSION = 1
 
 
-class Distribution(str, Enum):
+class Distribution(StrEnum):
     """How the elements of all old subtasks reach the new ones."""
 
     SPLIT = "split"
@@ -53,15 +54,15 @@ class OperatorStateSnapshot:
         try:
             decoded = msgspec.msgpack.decode(data)
             version, parts = decoded["version"], decoded["parts"]
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            if version != OPERATOR_STATE_VERSION:
+                raise IncompatibleState("operator state has a version that this release does not read",
+                                        expected=OPERATOR_STATE_VERSION, found=version)
+            return cls(tuple(
+                OperatorStatePart(name, Distribution(distribution), value_type, map_key_type, tuple(elements),
+                                  tuple((key, value) for key, value in pairs))
+                for name, distribution, value_type, map_key_type, elements, pairs in parts))
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
             raise CorruptData(f"operator state can't be decoded: {error}") from error
-        if version != OPERATOR_STATE_VERSION:
-            raise IncompatibleState("operator state has a version that this release does not read",
-                                    expected=OPERATOR_STATE_VERSION, found=version)
-        return cls(tuple(
-            OperatorStatePart(name, Distribution(distribution), value_type, map_key_type, tuple(elements),
-                              tuple((key, value) for key, value in pairs))
-            for name, distribution, value_type, map_key_type, elements, pairs in parts))
 
 
 class OperatorListState:
@@ -105,13 +106,11 @@ class BroadcastState:
         return None if stored is None else self.value_type.decode(stored)
 
     def put(self, key: Any, value: Any) -> None:
-        self.value_type.check(value)
-        self._pairs[self._key(key)] = self.value_type.encode(value)
+        self._pairs[self._key(key)] = self._value(value)
 
     def put_all(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]]) -> None:
         pairs = entries.items() if isinstance(entries, Mapping) else entries
-        for key, value in pairs:
-            self.put(key, value)
+        self._pairs.update([(self._key(key), self._value(value)) for key, value in pairs])
 
     def remove(self, key: Any) -> None:
         self._pairs.pop(self._key(key), None)
@@ -141,6 +140,10 @@ class BroadcastState:
     def _key(self, key: Any) -> bytes:
         self.key_type.check(key)
         return self.key_type.encode_key(key)
+
+    def _value(self, value: Any) -> bytes:
+        self.value_type.check(value)
+        return self.value_type.encode(value)
 
 
 class ReadOnlyBroadcastState:
@@ -179,14 +182,18 @@ class OperatorStateStore:
         """A map that is the same on every subtask, because only the broadcast side writes it."""
         name = descriptor.name
         self._require_unused(name, self._lists)
-        if name not in self._broadcasts:
-            state = BroadcastState(name, descriptor.map_key_type, descriptor.value_type)
-            part = self._take(name, Distribution.BROADCAST)
+        known = self._broadcasts.get(name)
+        if known is None:
+            known = BroadcastState(name, descriptor.map_key_type, descriptor.value_type)
+            part = self._stored(name, Distribution.BROADCAST)
             if part is not None:
-                old_key, old_value = _part_types(part)
-                state.put_all((old_key.decode_key(key), old_value.decode(value)) for key, value in part.pairs)
-            self._broadcasts[name] = state
-        return self._broadcasts[name]
+                convert = _migration(part, descriptor.value_type, descriptor.map_key_type)
+                known._pairs = {key: convert(value) for key, value in part.pairs}
+                del self._restored[name]
+            self._broadcasts[name] = known
+        elif known.value_type != descriptor.value_type or known.key_type != descriptor.map_key_type:
+            raise InvalidRequest("an operator state is registered twice with different types", state=name)
+        return known
 
     def snapshot(self) -> OperatorStateSnapshot:
         """What is held now; state that was restored but not registered stays in."""
@@ -203,32 +210,45 @@ class OperatorStateStore:
         known = self._lists.get(name)
         if known is None:
             known = OperatorListState(name, distribution, descriptor.value_type)
-            part = self._take(name, distribution)
+            part = self._stored(name, distribution)
             if part is not None:
-                _, old_type = _part_types(part)
-                known.update(old_type.decode(element) for element in part.elements)
+                convert = _migration(part, descriptor.value_type)
+                known._elements = [convert(element) for element in part.elements]
+                del self._restored[name]
             self._lists[name] = known
         elif known.distribution is not distribution or known.element_type != descriptor.value_type:
             raise InvalidRequest("an operator state is registered twice with different types", state=name)
         return known
 
-    def _take(self, name: str, distribution: Distribution) -> OperatorStatePart | None:
+    def _stored(self, name: str, distribution: Distribution) -> OperatorStatePart | None:
         part = self._restored.get(name)
         if part is not None and part.distribution is not distribution:
             raise IncompatibleState("operator state was stored with another distribution", state=name,
                                     expected=distribution.value, found=part.distribution.value,
                                     hint="register it as it was stored, or rename or drop it in a savepoint")
-        return self._restored.pop(name, None)
+        return part
 
     def _require_unused(self, name: str, others: Mapping[str, Any]) -> None:
         if name in others:
             raise InvalidRequest("an operator state is registered twice with different kinds", state=name)
 
 
-def _part_types(part: OperatorStatePart) -> tuple[StateType, StateType]:
-    value_type = state_type_from_json(part.value_type)
-    key_type = state_type_from_json(part.map_key_type) if part.map_key_type is not None else value_type
-    return key_type, value_type
+def _migration(part: OperatorStatePart, value_type: StateType,
+               key_type: StateType | None = None) -> Callable[[bytes], bytes]:
+    """How stored values become values of the declared type; refused where that would lose something."""
+    stored = state_type_from_json(part.value_type)
+    change = change_between(stored, value_type)
+    if key_type is not None and part.map_key_type is not None:
+        change += change_between(state_type_from_json(part.map_key_type), key_type, "the map key", key=True)
+    if change.refusals:
+        raise IncompatibleState(f"stored operator state does not fit what the job declares: {'; '.join(change.refusals)}",
+                                state=part.name, stored=str(stored), declared=str(value_type),
+                                hint="declare it as it was stored, give it a new name, or drop it in a savepoint")
+    return value_migrator(stored, value_type) or _unchanged
+
+
+def _unchanged(value: bytes) -> bytes:
+    return value
 
 
 def redistribute(old: Sequence[OperatorStateSnapshot], parallelism: int) -> list[OperatorStateSnapshot]:
@@ -245,10 +265,22 @@ def redistribute(old: Sequence[OperatorStateSnapshot], parallelism: int) -> list
     for name in names:
         parts = [next((part for part in snapshot.parts if part.name == name), None) for snapshot in old]
         sample = next(part for part in parts if part is not None)
+        for part in parts:
+            if part is not None and not _same_types(part, sample):
+                raise IncompatibleState("subtasks stored one operator state with different types", state=name)
         for index, part in enumerate(_deal(parts, sample, parallelism)):
             if part is not None:
                 new[index].append(part)
     return [OperatorStateSnapshot(tuple(parts)) for parts in new]
+
+
+def _same_types(part: OperatorStatePart, other: OperatorStatePart) -> bool:
+    if part.value_type == other.value_type and part.map_key_type == other.map_key_type:
+        return part.distribution is other.distribution
+    return part.distribution is other.distribution and (part.map_key_type is None) == (other.map_key_type is None) and \
+        state_type_from_json(part.value_type) == state_type_from_json(other.value_type) and \
+        (part.map_key_type is None or other.map_key_type is None
+         or state_type_from_json(part.map_key_type) == state_type_from_json(other.map_key_type))
 
 
 def _deal(parts: Sequence[OperatorStatePart | None], sample: OperatorStatePart,

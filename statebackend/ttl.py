@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import Enum
-from typing import Any
+from enum import Enum, StrEnum
+from typing import Any, TypeVar
 
 from statebackend.durations import duration_ms
 from statebackend.errors import InvalidRequest
@@ -14,21 +14,24 @@ NEVER = 2**63 - 1
 """The `expires_at` of an entry that does not expire."""
 
 
-class UpdateType(str, Enum):
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+class UpdateType(StrEnum):
     """Which accesses restart an entry's time to live."""
 
     ON_CREATE_AND_WRITE = "on_create_and_write"
     ON_READ_AND_WRITE = "on_read_and_write"
 
 
-class Visibility(str, Enum):
+class Visibility(StrEnum):
     """Whether an entry that has expired but is still stored may be returned."""
 
     NEVER_RETURN_EXPIRED = "never_return_expired"
     RETURN_EXPIRED_IF_NOT_CLEANED_UP = "return_expired_if_not_cleaned_up"
 
 
-class TimeDomain(str, Enum):
+class TimeDomain(StrEnum):
     """Which clock TTL counts: the wall clock, or the operator's watermark."""
 
     PROCESSING = "processing"
@@ -73,9 +76,9 @@ class TtlConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ttl", timedelta(milliseconds=duration_ms(self.ttl)))
-        object.__setattr__(self, "update", UpdateType(self.update))
-        object.__setattr__(self, "visibility", Visibility(self.visibility))
-        object.__setattr__(self, "time", TimeDomain(self.time))
+        object.__setattr__(self, "update", _member(UpdateType, self.update))
+        object.__setattr__(self, "visibility", _member(Visibility, self.visibility))
+        object.__setattr__(self, "time", _member(TimeDomain, self.time))
         if self.ttl_ms <= 0:
             raise InvalidRequest("a TTL must be longer than zero", found=str(self.ttl))
 
@@ -99,6 +102,14 @@ class TtlConfig:
     def from_json(cls, data: dict[str, Any]) -> TtlConfig:
         return cls(int(data["ttl_ms"]), UpdateType(data["update"]), Visibility(data["visibility"]),
                    TimeDomain(data["time"]))
+
+
+def _member(kind: type[_Choice], value: Any) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(str(member.value) for member in kind)
+        raise InvalidRequest(f"{value!r} is no {kind.__name__}", hint=f"use one of {choices}") from None
 
 
 def expires_at(now_ms: int, ttl_ms: int) -> int:

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,11 +16,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.rest import browse, flink, jobs, problems
 from api.rest.context import Service
 from api.rest.metrics import Metrics
-from api.rest.security import SCOPES, Guard, add_headers, pattern_of
+from api.rest.security import HEADERS, SCOPES, Guard, pattern_of
 from api.rest.settings import ServiceSettings
 
 log = logging.getLogger("holdfast.access")
@@ -59,20 +61,45 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(browse.router, prefix="/api")
     _add_plain_routes(app, found, metrics)
 
-    @app.middleware("http")
-    async def _each_request(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        started, request_id = time.perf_counter(), request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
-        pattern = pattern_of(request.url.path)
-        response = guard.refuse(request, pattern) or await call_next(request)
-        seconds = time.perf_counter() - started
-        known = (request.method, pattern) in SCOPES
-        metrics.observe(request.method, pattern if known else "other", response.status_code, seconds)
-        response.headers["X-Request-Id"] = request_id
-        log.info(json.dumps({"request_id": request_id, "method": request.method, "path": request.url.path,
-                             "status": response.status_code, "ms": round(seconds * 1000, 2)}))
-        return add_headers(response)
-
+    app.add_middleware(Edge, guard=guard, metrics=metrics)
     return app
+
+
+class Edge:
+    """What every request passes: the guard before, safe headers, the request id, metrics and a log line after.
+
+    Plain ASGI, because the convenience class costs as much as a whole handler.
+    """
+
+    def __init__(self, app: ASGIApp, guard: Guard, metrics: Metrics) -> None:
+        self._app, self._guard, self._metrics = app, guard, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, request, status = time.perf_counter(), Request(scope), 500
+        request_id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
+        pattern = pattern_of(scope["path"])
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self._guard.refuse(request, pattern)
+        await (refusal or self._app)(scope, receive, send_guarded)
+        seconds = time.perf_counter() - started
+        known = (scope["method"], pattern) in SCOPES
+        self._metrics.observe(scope["method"], pattern if known else "other", status, seconds)
+        if log.isEnabledFor(logging.INFO):
+            log.info(json.dumps({"request_id": request_id, "method": scope["method"], "path": scope["path"],
+                                 "status": status, "ms": round(seconds * 1000, 2)}))
 
 
 def _add_plain_routes(app: FastAPI, found: Service, metrics: Metrics) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, ParamSpec
 
 import msgspec
 from fastapi import Request
@@ -15,6 +16,8 @@ from api.rest.operations import Operations
 from api.rest.registry import Registry
 from api.rest.roots import Place, Roots
 from api.rest.settings import ServiceSettings
+
+P = ParamSpec("P")
 
 
 class Service:
@@ -61,6 +64,17 @@ class Service:
                 self._cache.clear()
             self._cache[name] = known
         return Response(known[1], media_type="application/json")
+
+
+def encoded(handler: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[Any]]:
+    """Encode a handler's answer at once: the framework's own way walks every value first, which costs more than the rest."""
+
+    @wraps(handler)
+    async def handle(*args: P.args, **kwargs: P.kwargs) -> Any:
+        answer = await handler(*args, **kwargs)
+        return answer if isinstance(answer, Response) else Response(msgspec.json.encode(answer),
+                                                                    media_type="application/json")
+    return handle
 
 
 def service(request: Request) -> Service:

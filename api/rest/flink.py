@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from api.rest import bodies, statistics
-from api.rest.context import Service, service
+from api.rest.context import Service, encoded, service
 from api.rest.registry import Command, JobRecord, now_ms
 from statebackend.errors import InvalidRequest, NotFound
 
@@ -32,6 +32,7 @@ def shown_state(job: JobRecord) -> str:
 
 
 @router.get("/overview")
+@encoded
 async def overview(found: Registered) -> dict[str, Any]:
     """Counts of jobs."""
     jobs = found.registry.jobs()
@@ -46,6 +47,7 @@ async def overview(found: Registered) -> dict[str, Any]:
 
 
 @router.get("/config")
+@encoded
 async def config(found: Registered) -> dict[str, Any]:
     """How the page should behave."""
     return {"refresh-interval": 3000, "timezone-name": "UTC", "timezone-offset": 0, "flink-version": "2.3.0",
@@ -55,12 +57,14 @@ async def config(found: Registered) -> dict[str, Any]:
 
 
 @router.get("/jobs")
+@encoded
 async def jobs(found: Registered) -> dict[str, Any]:
     """Ids and states of all jobs."""
     return {"jobs": [{"id": job.id, "status": shown_state(job)} for job in found.registry.jobs()]}
 
 
 @router.get("/jobs/overview")
+@encoded
 async def jobs_overview(found: Registered) -> Response:
     """A line per job."""
     return found.cached("jobs-overview", found.jobs_version(),
@@ -68,6 +72,7 @@ async def jobs_overview(found: Registered) -> Response:
 
 
 @router.get("/jobs/{job_id}")
+@encoded
 async def job_details(job_id: JobId, found: Registered) -> dict[str, Any]:
     """A job with its vertices and plan."""
     job = found.registry.job(job_id)
@@ -94,6 +99,7 @@ async def job_details(job_id: JobId, found: Registered) -> dict[str, Any]:
 
 
 @router.get("/jobs/{job_id}/checkpoints")
+@encoded
 async def checkpoints(job_id: JobId, found: Registered) -> Response:
     """Counts, summary, latest and history of a job's checkpoints."""
     restored = found.registry.job(job_id).registration.get("restored")
@@ -102,6 +108,7 @@ async def checkpoints(job_id: JobId, found: Registered) -> Response:
 
 
 @router.get("/jobs/{job_id}/checkpoints/config")
+@encoded
 async def checkpoint_config(job_id: JobId, found: Registered) -> dict[str, Any]:
     """The checkpoint settings of a job."""
     job = found.registry.job(job_id)
@@ -118,12 +125,14 @@ async def checkpoint_config(job_id: JobId, found: Registered) -> dict[str, Any]:
 
 
 @router.get("/jobs/{job_id}/checkpoints/details/{checkpoint_id}")
+@encoded
 async def checkpoint_details(job_id: JobId, checkpoint_id: CheckpointNumber, found: Registered) -> dict[str, Any]:
     """One checkpoint with its vertices."""
     return statistics.checkpoint_json(found.registry.checkpoint(job_id, checkpoint_id), tasks=True)
 
 
 @router.get("/jobs/{job_id}/checkpoints/details/{checkpoint_id}/subtasks/{vertex}")
+@encoded
 async def checkpoint_subtasks(job_id: JobId, checkpoint_id: CheckpointNumber, vertex: str,
                               found: Registered) -> dict[str, Any]:
     """One vertex of a checkpoint with its subtasks."""
@@ -143,6 +152,7 @@ async def trigger_checkpoint(job_id: JobId, found: Registered, request: Request,
 
 
 @router.get("/jobs/{job_id}/checkpoints/{trigger_id}")
+@encoded
 async def checkpoint_trigger(job_id: JobId, trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """What came of a triggered checkpoint."""
     command = found.registry.command(trigger_id, job_id)
@@ -161,6 +171,7 @@ async def trigger_savepoint(job_id: JobId, found: Registered, request: Request,
 
 
 @router.get("/jobs/{job_id}/savepoints/{trigger_id}")
+@encoded
 async def savepoint_trigger(job_id: JobId, trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """Where a triggered savepoint is, or why there is none."""
     command = found.registry.command(trigger_id, job_id)
@@ -194,6 +205,7 @@ async def dispose(body: bodies.Disposal, found: Registered) -> Response:
 
 
 @router.get("/savepoint-disposal/{trigger_id}")
+@encoded
 async def disposal(trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """What came of a disposal."""
     operation = found.registry.operation(trigger_id)
@@ -212,6 +224,7 @@ async def rescale(job_id: JobId, found: Registered, request: Request,
 
 
 @router.get("/jobs/{job_id}/rescaling/{trigger_id}")
+@encoded
 async def rescaling(job_id: JobId, trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """What came of a rescaling; `jid` is the job that continues."""
     command = found.registry.command(trigger_id, job_id)
@@ -219,6 +232,7 @@ async def rescaling(job_id: JobId, trigger_id: TriggerId, found: Registered) -> 
 
 
 @router.get("/jobs/{job_id}/exceptions")
+@encoded
 async def exceptions(job_id: JobId, found: Registered, maxExceptions: Annotated[int, Query(ge=0, le=100)] = 20,
                      ) -> dict[str, Any]:
     """The latest failures of a job."""
@@ -234,6 +248,7 @@ async def exceptions(job_id: JobId, found: Registered, maxExceptions: Annotated[
 
 
 @router.get("/jobs/{job_id}/metrics")
+@encoded
 async def metrics(job_id: JobId, found: Registered, get: Annotated[str | None, Query(max_length=4000)] = None,
                   ) -> list[dict[str, Any]]:
     """The names of a job's metrics, or with `get=a,b` their values."""

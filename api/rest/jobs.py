@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from api.rest import bodies, library
-from api.rest.context import Service, service
+from api.rest.context import Service, encoded, service
 from statebackend.errors import InvalidRequest
 
 router = APIRouter(tags=["Jobs"])
@@ -27,6 +27,7 @@ async def register(job_id: JobId, body: bodies.Registration, found: Registered) 
 
 
 @router.post("/jobs/{job_id}/heartbeat")
+@encoded
 async def heartbeat(job_id: JobId, body: bodies.Heartbeat, found: Registered) -> dict[str, Any]:
     """A job reports; the answer holds the commands that it has not yet reported on."""
     live = {"metrics": body.metrics, "vertices": body.vertices}

@@ -58,7 +58,8 @@ class LocalJob:
             "vertices": self._vertices(statistics["tasks"]),
             "metrics": {
                 "numRestarts": statistics["restarts"], "uptime": statistics["duration_ms"],
-                "lastCheckpointDuration": last.get("end_to_end_duration"), "lastCheckpointSize": last.get("checkpointed_size"),
+                "lastCheckpointDuration": last.get("end_to_end_duration"),
+                "lastCheckpointSize": last.get("checkpointed_size"),
                 "lastCheckpointFullSize": last.get("state_size"), "lastCompletedCheckpointId": last.get("id"),
                 **{f"{uid}.{name}": value for uid, counters in statistics["records"].items()
                    for name, value in counters.items()}},

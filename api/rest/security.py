@@ -173,8 +173,3 @@ class Guard:
         parts = urlsplit(origin)
         return parts.netloc.lower() == request.headers.get("host", "").lower() and self._known_host(parts.netloc)
 
-
-def add_headers(response: Response) -> Response:
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-    return response

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_integration.aggregation import aggregate
     from spark_integration.session import require_spark, spark_session
-    from spark_integration.stateful import stateful
+    from spark_integration.transform import stateful
 
 __all__ = ["aggregate", "require_spark", "spark_session", "stateful"]
 
 _HOME = {
     "aggregation": ["aggregate"],
     "session": ["require_spark", "spark_session"],
-    "stateful": ["stateful"],
+    "transform": ["stateful"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_integration.aggregates import Aggregate, AggregateOperator, CombineTask, parse_aggregates
 from spark_integration.keys import key_columns, key_type_of
 from spark_integration.operators import Columns, Operator
-from spark_integration.stateful import build
+from spark_integration.transform import build
 from statebackend.errors import InvalidRequest
 from statebackend.ttl import TtlConfig
 

@@ -1,6 +1,6 @@
 """The DataFrame plan of a stateful operator: key group, route, shuffle by range, one Python pass. Public API only.
 
-    withColumn(route) -> repartitionById(P, group * P div m) -> [sortWithinPartitions] -> mapInArrow(task)
+    withColumn(route) -> repartitionById(P, group * P div m) -> mapInArrow(task)
 
 The route column carries the key group in its low 16 bits and the batch's time above them, because Spark fixes
 `current_timestamp()` per micro-batch (and repeats it when a batch is replayed) but tells a task nothing of it.
@@ -56,18 +56,16 @@ def output_schemas(output: Any, side_outputs: Mapping[str, Any]) -> tuple[Any, O
     return result, OutputSchema(arrow, sides_arrow)
 
 
-def routed(df: Any, key_fields: Sequence[Any], parallelism: int, max_parallelism: int,
-           order_by: Sequence[str] = ()) -> Any:
+def routed(df: Any, key_fields: Sequence[Any], parallelism: int, max_parallelism: int) -> Any:
     """The rows with their route, each in the partition that owns its key group."""
     from pyspark.sql import functions as F
 
     with_route = df.withColumn(ROUTE, _route(key_group_column(key_fields, max_parallelism)))
-    return _sorted(with_route.repartitionById(parallelism, _range_of(F.col(ROUTE), parallelism, max_parallelism)),
-                   order_by)
+    return with_route.repartitionById(parallelism, _range_of(F.col(ROUTE), parallelism, max_parallelism))
 
 
 def routed_with_shared(df: Any, key_fields: Sequence[Any], parallelism: int, max_parallelism: int,
-                       order_by: Sequence[str], broadcast: Any | None, tick_ms: int | None) -> Any:
+                       broadcast: Any | None, tick_ms: int | None) -> Any:
     """As `routed`, together with rows that go to every range: those of a broadcast stream, and clock ticks."""
     from pyspark.sql import functions as F
 
@@ -82,7 +80,7 @@ def routed_with_shared(df: Any, key_fields: Sequence[Any], parallelism: int, max
     if tick_ms is not None:
         ticks = tick_stream(df.sparkSession, tick_ms)
         rows = rows.unionByName(_to_all(df, ticks, empty, TICK_ROW, parallelism, max_parallelism))
-    return _sorted(rows.repartitionById(parallelism, _range_of(F.col(ROUTE), parallelism, max_parallelism)), order_by)
+    return rows.repartitionById(parallelism, _range_of(F.col(ROUTE), parallelism, max_parallelism))
 
 
 def _to_all(like: Any, df: Any, struct: Any, kind: int, parallelism: int, max_parallelism: int) -> Any:
@@ -111,10 +109,6 @@ def _route(key_group: Any) -> Any:
 def _range_of(route: Any, parallelism: int, max_parallelism: int) -> Any:
     group = route.bitwiseAND(_GROUP_MASK)
     return (group * parallelism / max_parallelism).cast("int")
-
-
-def _sorted(df: Any, order_by: Sequence[str]) -> Any:
-    return df.sortWithinPartitions(*[quoted(name) for name in order_by]) if order_by else df
 
 
 def applied(rows: Any, plan: TaskPlan, result: Any) -> Any:

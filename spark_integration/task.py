@@ -69,6 +69,7 @@ class TaskPlan:
     slots: int = 8
     batch_run: TaskRun | None = None
     gather_rows: int = 0
+    order_by: tuple[str, ...] = ()
 
 
 _cache = WorkerCache()
@@ -253,14 +254,18 @@ class _Attempt:
 
     def _gathered(self, first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch],
                   operator: Operator) -> Iterator[pa.Table]:
-        """Input in the pieces the operator wants; all broadcast rows come before all others."""
-        limit = self._plan.gather_rows
-        if self._plan.columns.broadcast is not None:
+        """Input in the pieces the operator wants; all broadcast rows come before all others.
+
+        Spark sorts no stream, and a shuffle delivers in any order: `order_by` is done here, over the whole range.
+        """
+        limit, order = self._plan.gather_rows, self._plan.order_by
+        if self._plan.columns.broadcast is not None or order:
             held = list(_chained(first, rest))
             if self._broadcasts:
                 operator.process_broadcast(pa.Table.from_batches(self._broadcasts))
             if held:
-                yield pa.Table.from_batches(held)
+                table = pa.Table.from_batches(held)
+                yield table.sort_by([(name, "ascending") for name in order]) if order else table
             return
         held, rows = [], 0
         for batch in _chained(first, rest):

@@ -91,13 +91,13 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
         columns=columns, output=arrow_output, operator=make_operator(columns), function_name=function_name,
         backend=backend, backend_options=_backend_options(session, backend, backend_options), delay_ms=delay_ms,
         retain=_retain(session, retain), start_empty=start_empty, slots=_slots(session, width),
-        batch_run=_batch_run(df, epoch), gather_rows=gather_rows)
-    order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        batch_run=_batch_run(df, epoch), gather_rows=gather_rows,
+        order_by=_order(df, order_by))
     if shared:
-        rows = plans.routed_with_shared(df, key_fields, width, max_parallelism, order, broadcast,
+        rows = plans.routed_with_shared(df, key_fields, width, max_parallelism, broadcast,
                                         duration_ms(idle_tick) if idle_tick is not None else None)
     else:
-        rows = plans.routed(df, key_fields, width, max_parallelism, order)
+        rows = plans.routed(df, key_fields, width, max_parallelism)
     out = plans.applied(rows, task_plan, result)
     return out.repartition(width) if isolate else out
 
@@ -130,6 +130,14 @@ def _watermark(df: Any, watermark: tuple[str, Any] | None) -> tuple[str | None, 
         if delay is not None:
             return field.name, int(delay)
     return None, 0
+
+
+def _order(df: Any, order_by: str | Sequence[str]) -> tuple[str, ...]:
+    names = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    for name in names:
+        if name not in df.columns:
+            raise InvalidRequest(f"there is no column {name!r} to order by", found=df.columns)
+    return names
 
 
 def _batch_run(df: Any, epoch: int | None) -> TaskRun | None:

@@ -161,6 +161,11 @@ class BarrierHandler:
         current.overtaking, current.deadline = True, None
         return self._advance(now_ms)
 
+    def clock_was_set_back(self, by_ms: int) -> None:
+        """A deadline of the old clock is the same span away on the new one."""
+        if self._current is not None and self._current.deadline is not None:
+            self._current.deadline -= by_ms
+
     def on_trigger(self, barrier: Barrier, now_ms: int) -> list[BarrierAction]:
         """The coordinator triggers directly: right for a subtask with no open channel, ignored otherwise."""
         if self._open or self._is_over(barrier.checkpoint_id):

@@ -266,8 +266,12 @@ class Coordinator:
         self._actions += [CompleteRequest(request.request_id, error=error) for request in self._requests]
         self._requests.clear()
 
+    def _stop_in_progress(self) -> bool:
+        """Nothing may begin beside it: with a drain, all input ends only for the savepoint's sake."""
+        return any(pending.options.stop for pending in self._pending.values())
+
     def _is_stopping(self) -> bool:
-        return any(pending.options.stop for pending in self._pending.values()) or \
+        return self._stop_in_progress() or \
             any(isinstance(request, TriggerSavepoint) and request.stop for request in self._requests)
 
     def _options(self, request: TriggerCheckpoint | TriggerSavepoint | None) -> CheckpointOptions:
@@ -423,7 +427,7 @@ class Coordinator:
             self._actions.append(Log("warning" if reason.counts else "info", message))
 
     def _count_failure(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
-        if self._over:
+        if self._over or self._last is not None:
             return
         if pending.options.drain and reason is not FailureReason.SUBTASK_FAILED:
             # The sources have ended for this savepoint and can't go on: only a restart brings them back.
@@ -480,7 +484,7 @@ class Coordinator:
         return tuple(dict.fromkeys((*asked, *upstream)))
 
     def _trigger_due(self, now: int) -> None:
-        while self._requests and self._may_start(self._requests[0]):
+        while self._requests and not self._stop_in_progress() and self._may_start(self._requests[0]):
             request = self._requests.popleft()
             self._trigger(self._options(request), now, request.request_id)
         if self._is_stopping():
@@ -502,7 +506,12 @@ class Coordinator:
         return due if self._last_end is None else max(due, self._last_end + self.settings.min_pause_ms)
 
     def _may_start(self, request: TriggerCheckpoint | TriggerSavepoint | None) -> bool:
-        """Unaligned checkpoints share the channels with nothing else; otherwise only checkpoints are counted."""
+        """Unaligned checkpoints share the channels with nothing else; otherwise only checkpoints are counted.
+
+        A stop does not wait for them: what is in progress is given up for it.
+        """
+        if isinstance(request, TriggerSavepoint) and request.stop:
+            return self._publishing is None
         if self.settings.unaligned and (self._pending or self._publishing is not None):
             return False
         if isinstance(request, TriggerSavepoint):
@@ -511,6 +520,9 @@ class Coordinator:
         return running < self.settings.max_concurrent
 
     def _trigger(self, options: CheckpointOptions, now: int, request_id: str | None) -> None:
+        if options.stop:
+            for other in list(self._pending.values()):
+                self._give_up(other, FailureReason.STOPPED)
         barrier = Barrier(self._next_id, self._time.wall_ms, options)
         self._next_id += 1
         record = CheckpointRecord(barrier.checkpoint_id, options, self._time.wall_ms, self.plan, len(self._subtasks))

@@ -143,6 +143,7 @@ class Subtask:
         self._poll_at: int | None = None
         self._resend_at: int | None = None
         self._seen_coordinator = False
+        self._stepped_at = clock.now_ms()
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -273,6 +274,9 @@ class Subtask:
     def step(self, budget: int = 16) -> StepResult:
         """Process up to `budget` batches (a source: one poll), as far as input, alignment and back pressure allow."""
         now = self._clock.now_ms()
+        if now < self._stepped_at:
+            self._clock_was_set_back(self._stepped_at - now)
+        self._stepped_at = now
         self.load.account(now)
         worked = self._on_time(now)
         blocked = Blocked.NOTHING
@@ -296,9 +300,10 @@ class Subtask:
         while self._ready:
             channel = self._ready.popleft()
             self._listed[channel] = False
-            if channel in self._barriers.blocked:
+            queue = self._queues[channel]
+            if not queue or channel in self._barriers.blocked:
                 continue
-            element = self._queues[channel].popleft()
+            element = queue.popleft()
             self._reached(channel, element, now)
             self._list(channel)
             return Blocked.NOTHING
@@ -316,7 +321,7 @@ class Subtask:
     def _poll(self, now: int) -> Blocked:
         if self.phase is Phase.ENDED or self._holding is not None:
             return Blocked.INPUT
-        if self._poll_at is not None and now < self._poll_at <= now + IDLE_POLL_MS:
+        if self._poll_at is not None and now < self._poll_at:
             return Blocked.INPUT
         self._poll_at = None
         emitted = self.records_out
@@ -509,6 +514,15 @@ class Subtask:
             self._resend_at = (self._resend_at or now + RESEND_MS) if self._barriers.aligning else None
         return worked
 
+    def _clock_was_set_back(self, by_ms: int) -> None:
+        """What waits for a time of the old clock waits for the same span on the new one."""
+        self._resend_at = None if self._resend_at is None else self._resend_at - by_ms
+        self._poll_at = None
+        self._barriers.clock_was_set_back(by_ms)
+        for snapshot in self._snapshots.values():
+            if snapshot.output_deadline is not None:
+                snapshot.output_deadline -= by_ms
+
     def _overtake_outputs(self, snapshot: RunningSnapshot) -> None:
         """Barriers have waited in output queues for longer than the aligned timeout: they overtake now."""
         barrier = unaligned(snapshot.barrier)
@@ -522,9 +536,10 @@ class Subtask:
         times = [at for at in (self._barriers.deadline, self._resend_at) if at is not None]
         times += [snapshot.output_deadline for snapshot in self._snapshots.values()
                   if snapshot.output_deadline is not None]
-        if self.phase is Phase.RUNNING and self._holding is None:
+        # While back pressure holds it, credit wakes it, not timers.
+        if self.phase is Phase.RUNNING and self._holding is None and not self._is_back_pressured():
             times += [at for at in (self._next_timer, self._poll_at) if at is not None]
-        return max(now, min(times)) if times else None
+        return max(now + 1, min(times)) if times else None
 
     def _pump(self, index: int) -> bool:
         channel = self._outputs[index]

@@ -57,6 +57,7 @@ class RocksState(Table, State):
         self.descriptor = descriptor
         self.namespace_type = namespace_type
         self._context = context
+        self._keys = context.entry_keys(state_id)
         self._engine = engine
         self._limit = engine.limit
         self._weight_limit = engine.weight_limit
@@ -78,22 +79,26 @@ class RocksState(Table, State):
             raise self._named(error) from None
         self._namespace = None if encoded == DEFAULT_NAMESPACE else encoded
 
-    def _short(self) -> bytes:
-        """`key group | key | namespace` of the current key and namespace."""
-        short = self._context.short
-        return short if self._namespace is None else short[:-1] + self._namespace
+    def _prefix(self) -> bytes:
+        """`key group | state id | key | namespace` of the current key and namespace."""
+        prefix = self._keys[self._context._token]
+        return prefix if self._namespace is None else prefix[:-1] + self._namespace
 
-    def _short_in(self, namespace: Any) -> bytes:
-        return self._context.short[:-1] + encode_namespace(self.namespace_type, namespace)
+    def _prefix_in(self, namespace: Any) -> bytes:
+        return self._keys[self._context._token][:-1] + encode_namespace(self.namespace_type, namespace)
 
-    def _shorts(self, keys: Any) -> list[bytes]:
-        return self._context.shorts(keys, self._namespace)
+    def _prefixes(self, keys: Any) -> list[bytes]:
+        try:
+            return self._context.prefixes(keys, self.state_id, self._namespace)
+        except HoldfastError as error:
+            error.context.setdefault("state", self.descriptor.name)
+            raise
 
     def _named(self, error: HoldfastError) -> HoldfastError:
         """The error with the state and the key it is about."""
         error.context.setdefault("state", self.descriptor.name)
-        if self._context._key is not None:
-            error.context.setdefault("key", self._context._key)
+        if self._context.key is not None:
+            error.context.setdefault("key", self._context.key)
         return error
 
     def _encoded(self, value: Any) -> bytes:
@@ -124,45 +129,45 @@ class RocksState(Table, State):
 
     def stream_keys(self, namespace: Any = None) -> Iterator[Any]:
         wanted = encode_namespace(self.namespace_type, namespace)
-        decode = self._context.decode
-        for short in self._live_shorts():
-            key, end = decode(short)
-            if short[end:] == wanted:
+        decode = self._context.key_type.decode_key_from
+        for prefix in self._live_prefixes():
+            key, end = decode(prefix, 4)
+            if prefix[end:] == wanted:
                 yield key
 
     def namespaces(self) -> Iterator[Any]:
-        prefix = self._context.short[:-1]
-        for short in list(self._live_shorts(prefix)):
-            yield decode_namespace(self.namespace_type, short, len(prefix))[0]
+        head = self._keys[self._context._token][:-1]
+        for prefix in list(self._live_prefixes(head)):
+            yield decode_namespace(self.namespace_type, prefix, len(head))[0]
 
-    def _live_shorts(self, prefix: bytes | None = None) -> Iterator[bytes]:
-        """Each `key group | key | namespace` that has a live entry, once; all, or those with a prefix."""
+    def _live_prefixes(self, head: bytes | None = None) -> Iterator[bytes]:
+        """Each `key group | state id | key | namespace` that has a live entry, once; all, or those with a head."""
         raise NotImplementedError
 
-    def _stored(self, prefix: bytes | None, *, keys_only: bool = False) -> Iterator[Any]:
-        """Rows of this state in RocksDB: of all key groups, or those whose short key has a prefix."""
+    def _stored_rows(self, head: bytes | None, *, keys_only: bool = False) -> Iterator[Any]:
+        """Rows of this state in RocksDB: of all key groups, or those whose key has a head."""
         parts = self._engine.parts
-        prefixes = [self.entry_key(prefix)] if prefix is not None else \
-            [group.to_bytes(2, "big") + self.state_id for group in parts.groups()]
-        for begin in prefixes:
+        heads = [head] if head is not None else [group.to_bytes(2, "big") + self.state_id for group in parts.groups()]
+        for begin in heads:
             yield from parts.scan(begin, after(begin), keys_only=keys_only)
 
     def clear_many(self, keys: pa.Array) -> None:
-        for short in self._shorts(keys):
-            self._clear(short)
+        for prefix in self._prefixes(keys):
+            self._clear(prefix)
         self._grown()
 
     def clear(self) -> None:
-        self._clear(self._short())
+        self._clear(self._prefix())
         self._grown()
 
-    def _clear(self, short: bytes) -> None:
+    def _clear(self, prefix: bytes) -> None:
         raise NotImplementedError
 
     def _merge(self, target: bytes, sources: list[bytes]) -> None:
         raise NotImplementedError
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        into = self._short_in(target)
-        self._merge(into, [short for short in (self._short_in(source) for source in sources) if short != into])
+        into = self._prefix_in(target)
+        prefixes = dict.fromkeys(self._prefix_in(source) for source in sources)
+        self._merge(into, [prefix for prefix in prefixes if prefix != into])
         self._grown()

@@ -55,43 +55,43 @@ class Sweeper:
                 yield from self._stored_entries(state, group.to_bytes(2, "big") + state.state_id)
 
     def _dirty_entries(self, state: RocksState) -> Iterator[int]:
-        for short in list(state._dirty):
-            change = state._dirty.get(short)
+        for prefix in list(state._dirty):
+            change = state._dirty.get(prefix)
             if not state.collection:
-                yield self._examine(state, short, b"", change)
+                yield self._examine(state, prefix, b"", state.stored(change))
             elif change is not None:
                 for suffix in list(change.items):
-                    yield self._examine(state, short, suffix, change.items.get(suffix))
+                    yield self._examine(state, prefix, suffix, change.items.get(suffix))
 
     def _stored_entries(self, state: RocksState, prefix: bytes) -> Iterator[int]:
         """Rows of RocksDB in chunks, each read by a scan of its own: no iterator outlives a tick for long."""
         begin, end = prefix, after(prefix)
         while rows := self._engine.parts.scan(begin, end).take(512):
             for key, data in rows:
-                short, suffix = key[:2] + key[4:], b""
+                prefix, suffix = key, b""
                 if state.collection:
-                    cut = state._short_end(key)  # type: ignore[attr-defined]
-                    short, suffix = key[:2] + key[4:cut], key[cut:]
-                yield 0 if self._is_changed(state, short, suffix) else self._examine(state, short, suffix, data)
+                    cut = state._suffix_start(key)  # type: ignore[attr-defined]
+                    prefix, suffix = key[:cut], key[cut:]
+                yield 0 if self._is_changed(state, prefix, suffix) else self._examine(state, prefix, suffix, data)
             begin = rows[-1][0] + b"\x00"
 
-    def _is_changed(self, state: RocksState, short: bytes, suffix: bytes) -> bool:
+    def _is_changed(self, state: RocksState, prefix: bytes, suffix: bytes) -> bool:
         """Whether RocksDB no longer has the last word about an entry."""
         for layer in (state._dirty, *state._frozen):
-            change: Any = layer.get(short, MISSING)
+            change: Any = layer.get(prefix, MISSING)
             if change is not MISSING and (not state.collection or change.cleared or suffix in change.items):
                 return True
         return False
 
-    def _examine(self, state: RocksState, short: bytes, suffix: bytes, data: bytes | None) -> int:
+    def _examine(self, state: RocksState, prefix: bytes, suffix: bytes, data: bytes | None) -> int:
         self._examined += 1
         expiry = state._expiry
         if data is None or expiry is None or data[:TIME_WIDTH] > expiry.limit():
             return 1
         if state.collection:
-            state._put(short, suffix, None)  # type: ignore[attr-defined]
+            state._put(prefix, suffix, None)  # type: ignore[attr-defined]
         else:
-            state._dirty[short] = None
+            state._dirty[prefix] = None
             state._grown()
         self._removed += 1
         return 1

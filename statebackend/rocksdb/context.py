@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from statebackend.clock import Clock
+from statebackend.codecs import hashing
+from statebackend.codecs.scalars import IntType
 from statebackend.entries import DEFAULT_NAMESPACE, NAMED_NAMESPACE
 from statebackend.errors import InvalidRequest
-from statebackend.keygroups import KeyGroupRange, key_groups_of, key_hasher
+from statebackend.keygroups import KeyGroupRange, key_grouper, key_groups_of
 from statebackend.types import StateType
 
-KEY_CACHE = 65_536
+KEY_CACHE = 32_768
 MIN_WATERMARK = -(2**63)
-_CACHED_TYPES = (int, str, bytes)
+_TOKEN_TYPES = (int, str, bytes)
 
 
 class _NoType:
@@ -38,9 +43,13 @@ NO_KEY: Any = _NoKey()
 
 
 class KeyContext:
-    """The current key as `key group | key | default namespace`, encoded once, remembered for the keys seen lately."""
+    """The current key of a backend. States find their entry keys by its token.
 
-    __slots__ = ("_cache", "_check", "_exact", "_hash", "_key", "_short", "clock", "key_groups", "key_type",
+    The token is the key itself for exact ints, strings and bytes, which are cheap to look up; for other types it is
+    `key group | key`, because equal keys of different types (1, True, 1.0) must not meet in a dict.
+    """
+
+    __slots__ = ("_check", "_exact", "_grouper", "_high", "_low", "_token", "clock", "key_groups", "key_type",
                  "max_parallelism", "watermark")
 
     def __init__(self, key_type: StateType, max_parallelism: int, key_groups: KeyGroupRange, clock: Clock) -> None:
@@ -49,59 +58,90 @@ class KeyContext:
         self.key_groups = key_groups
         self.clock = clock
         self.watermark = MIN_WATERMARK
-        self._key: Any = None
-        self._short: bytes = NO_KEY
-        self._hash = key_hasher(key_type)
+        self._token: Any = NO_KEY
+        self._grouper = key_grouper(key_type, max_parallelism)
         self._check = key_type.checker()
-        # Equal keys of different types (1, True, 1.0) must not meet in the cache, so only exact scalar types use it.
         exact = key_type.python_type
-        self._exact: type = exact if exact in _CACHED_TYPES and not key_type.nullable else _NoType
-        self._cache: dict[Any, bytes] = {}
+        self._exact: type = exact if exact in _TOKEN_TYPES and not key_type.nullable else _NoType
 
     def set_key(self, key: Any) -> None:
-        if type(key) is self._exact:
-            short = self._cache.get(key)
-            if short is not None:
-                self._key, self._short = key, short
-                return
-        short = self.encode(key)
-        if type(key) is self._exact:
-            if len(self._cache) >= KEY_CACHE:
-                self._cache = {}
-            self._cache[key] = short
-        self._key, self._short = key, short
-
-    def encode(self, key: Any) -> bytes:
-        """`key group | key | default namespace` of a key that is checked here."""
         if key is None:
             raise InvalidRequest("a key must not be None", expected=str(self.key_type))
         self._check(key)
-        group = self._hash(key) % self.max_parallelism
-        groups = self.key_groups
-        if not groups.first <= group <= groups.last:
-            raise InvalidRequest("this key belongs to a key group that is not held here", key=key, found=group,
-                                 expected=f"{groups.first}..{groups.last}")
-        return group.to_bytes(2, "big") + self.key_type.encode_key(key) + DEFAULT_NAMESPACE
+        self._token = key if type(key) is self._exact else self.encode(key)
 
-    def decode(self, short: bytes) -> tuple[Any, int]:
-        """The key in `key group | key | ...`, and the offset of what follows it."""
-        return self.key_type.decode_key_from(short, 2)
+    def key_setter(self) -> Callable[[Any], None]:
+        """`set_key` in the form that is fastest for the key type."""
+        if not isinstance(self.key_type, IntType) or self._exact is not int:
+            return self.set_key
+        low, high = self.key_type.minimum, self.key_type.maximum
+
+        def set_int(key: Any) -> None:
+            if type(key) is int and low <= key <= high:
+                self._token = key
+            else:
+                self.set_key(key)
+        return set_int
 
     @property
     def key(self) -> Any:
-        return None if self._short is NO_KEY else self._key
+        """The current key; None before one is set."""
+        token = self._token
+        if token is NO_KEY or type(token) is self._exact:
+            return None if token is NO_KEY else token
+        return self.key_type.decode_key_from(token, 2)[0]
 
-    @property
-    def short(self) -> bytes:
-        if self._short is NO_KEY:
+    def encoded(self) -> bytes:
+        """`key group | key` of the current key."""
+        token = self._token
+        if token is NO_KEY:
             raise no_key()
-        return self._short
+        return self.encode(token) if type(token) is self._exact else token  # type: ignore[no-any-return]
 
-    def shorts(self, keys: pa.Array, namespace: bytes | None = None) -> list[bytes]:
-        """`key group | key | namespace` of each row of a column of keys."""
+    def encode(self, key: Any) -> bytes:
+        """`key group | key` of a key that was checked."""
+        group = self._grouper(key)
+        held = self.key_groups
+        if not held.first <= group <= held.last:
+            raise self.foreign(key, group)
+        return group.to_bytes(2, "big") + self.key_type.encode_key(key)
+
+    def foreign(self, key: Any, group: int) -> InvalidRequest:
+        return InvalidRequest("a key belongs to a key group that is not held here", key=key, found=group,
+                              expected=str(self.key_groups))
+
+    def entry_keys(self, state_id: bytes) -> EntryKeys:
+        """The entry keys of one state in the default namespace, by token."""
+        if self._exact is not int or not is_int64(self.key_type):
+            return EntryKeys(self._entry_key_maker(state_id))
+        return EntryKeys(self._int_entry_key_maker(state_id))
+
+    def _entry_key_maker(self, state_id: bytes) -> Callable[[Any], bytes]:
+        exact, encode = self._exact, self.encode
+
+        def make(token: Any) -> bytes:
+            encoded = encode(token) if type(token) is exact else token
+            return encoded[:2] + state_id + encoded[2:] + DEFAULT_NAMESPACE  # type: ignore[no-any-return]
+        return make
+
+    def _int_entry_key_maker(self, state_id: bytes) -> Callable[[int], bytes]:
+        """The same bytes as the general way gives, in a third of the time."""
+        little, layout = struct.Struct("<q").pack, struct.Struct(">H2sQB").pack
+        digest, seed, bias = hashing.hash_bytes, hashing.SEED, 1 << 63
+        modulo, first, last = self.max_parallelism, self.key_groups.first, self.key_groups.last
+
+        def make(key: int) -> bytes:
+            unsigned = digest(little(key), seed)
+            group = (unsigned - (1 << 64) if unsigned >= bias else unsigned) % modulo
+            if not first <= group <= last:
+                raise self.foreign(key, group)
+            return layout(group, state_id, key + bias, 0)
+        return make
+
+    def prefixes(self, keys: Any, state_id: bytes, namespace: bytes | None = None) -> list[bytes]:
+        """`key group | state id | key | namespace` of each row of a column of keys."""
         keys = self.conform(keys)
-        groups = self.groups_of(keys)
-        return encode_shorts(self.key_type, keys, groups, namespace or DEFAULT_NAMESPACE)
+        return encode_prefixes(self.key_type, keys, self.groups_of(keys), state_id, namespace or DEFAULT_NAMESPACE)
 
     def conform(self, keys: Any) -> pa.Array:
         array = self.key_type.conform(keys)
@@ -115,35 +155,60 @@ class KeyContext:
         held = self.key_groups
         if len(groups) and (int(groups.min()) < held.first or int(groups.max()) > held.last):
             wrong = int(np.flatnonzero((groups < held.first) | (groups > held.last))[0])
-            raise InvalidRequest("a key of the batch belongs to a key group that is not held here", row=wrong,
-                                 key=keys[wrong].as_py(), found=int(groups[wrong]),
-                                 expected=f"{held.first}..{held.last}")
+            raise self.foreign(keys[wrong].as_py(), int(groups[wrong]))
         return groups
 
 
-def encode_shorts(key_type: StateType, keys: pa.Array, groups: np.ndarray[Any, Any], namespace: bytes) -> list[bytes]:
-    """Short keys of a column; without a Python object per part of a key where the key has a fixed width."""
+class EntryKeys(dict[Any, bytes]):
+    """Entry keys by token, made on first use; the oldest are all forgotten when there are too many."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[Any], bytes]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token: Any) -> bytes:
+        if len(self) >= KEY_CACHE:
+            self.clear()
+        key = self[token] = self._make(token)
+        return key
+
+
+def is_int64(kind: StateType) -> bool:
+    return isinstance(kind, IntType) and kind.bits == 64 and kind.signed
+
+
+def encode_prefixes(key_type: StateType, keys: pa.Array, groups: np.ndarray[Any, Any], state_id: bytes,
+                    namespace: bytes) -> list[bytes]:
+    """Entry keys of a column; without a Python object per part of a key where the key has a fixed width."""
     encoded = key_type.encode_key_array(keys)
-    count, width = len(keys), key_type.fixed_key_width
-    if count == 0:
+    width = key_type.fixed_key_width
+    if len(keys) == 0:
         return []
     if width is None:
-        prefixes = [group.to_bytes(2, "big") for group in range(int(groups.max()) + 1)]
-        return [prefixes[group] + key + namespace for group, key in zip(groups.tolist(), bytes_of(encoded))]
-    return [bytes(row) for row in short_matrix(encoded, groups, width, namespace).view(
-        f"V{2 + width + len(namespace)}").ravel().tolist()]
+        heads = [group.to_bytes(2, "big") + state_id for group in range(int(groups.max()) + 1)]
+        return [heads[group] + key + namespace for group, key in zip(groups.tolist(), bytes_of(encoded))]
+    return rows_as_bytes(prefix_matrix(encoded, groups, width, state_id, namespace))
 
 
-def short_matrix(encoded: pa.Array, groups: np.ndarray[Any, Any], width: int, namespace: bytes) -> np.ndarray[Any, Any]:
-    """An (n, 2 + width + namespace) byte matrix of short keys."""
+def prefix_matrix(encoded: pa.Array, groups: np.ndarray[Any, Any], width: int, state_id: bytes,
+                  namespace: bytes) -> np.ndarray[Any, Any]:
+    """An (n, 4 + width + namespace) byte matrix of entry keys."""
     count = len(encoded)
     offsets = np.frombuffer(encoded.buffers()[1], np.int32, count + 1, encoded.offset * 4)
     data = np.frombuffer(encoded.buffers()[2], np.uint8, count * width, int(offsets[0])).reshape(count, width)
-    rows = np.empty((count, 2 + width + len(namespace)), np.uint8)
+    rows = np.empty((count, 4 + width + len(namespace)), np.uint8)
     rows[:, :2] = groups.astype(">u2").view(np.uint8).reshape(count, 2)
-    rows[:, 2:2 + width] = data
-    rows[:, 2 + width:] = np.frombuffer(namespace, np.uint8)
+    rows[:, 2:4] = np.frombuffer(state_id, np.uint8)
+    rows[:, 4:4 + width] = data
+    rows[:, 4 + width:] = np.frombuffer(namespace, np.uint8)
     return rows
+
+
+def rows_as_bytes(rows: np.ndarray[Any, Any]) -> list[bytes]:
+    """The rows of a byte matrix as bytes objects."""
+    return np.ascontiguousarray(rows).view(f"V{rows.shape[1]}").ravel().tolist()  # type: ignore[no-any-return]
 
 
 def bytes_of(array: pa.Array) -> list[bytes]:
@@ -157,7 +222,7 @@ def bytes_of(array: pa.Array) -> list[bytes]:
         return [b""] * count
     data = array.buffers()[2][begin:end].to_pybytes()
     bounds = (offsets - begin).tolist()
-    return [data[low:high] for low, high in zip(bounds, bounds[1:])]
+    return [data[low:high] for low, high in pairwise(bounds)]
 
 
 def optional_bytes_of(array: pa.Array) -> list[bytes | None]:

@@ -12,20 +12,21 @@ from statebackend.clock import Clock
 from statebackend.descriptors import StateDescriptor, StateKind
 from statebackend.errors import Closed, InvalidRequest
 from statebackend.files import SnapshotSource, SnapshotTarget
-from statebackend.keygroups import KeyGroupRange
+from statebackend.keygroups import KeyGroupRange, type_of_value
 from statebackend.rocksdb.base import Expiry, RocksState
 from statebackend.rocksdb.checkpoints import Checkpoints
 from statebackend.rocksdb.cleanup import Maintenance, Sweeper
 from statebackend.rocksdb.collection import ListSequence, RocksListState, RocksMapState
 from statebackend.rocksdb.context import KeyContext
 from statebackend.rocksdb.counting import entry_counts
-from statebackend.rocksdb.flat import RocksAggregatingState, RocksReducingState, RocksValueState
+from statebackend.rocksdb.folding import RocksAggregatingState, RocksReducingState
 from statebackend.rocksdb.following import apply_log, chain_to_build_on, missing_log, stored_tables
 from statebackend.rocksdb.options import RocksDBOptions
 from statebackend.rocksdb.restore import Restored, restore
 from statebackend.rocksdb.snapshot import Description
 from statebackend.rocksdb.store import Store
 from statebackend.rocksdb.timers import RocksTimerService, TimerTable
+from statebackend.rocksdb.value import value_state_class
 from statebackend.rocksdb.writeback import WriteBack, after
 from statebackend.schema import StateSchema, is_identity, migrator, require_compatible, state_id_of
 from statebackend.state import State
@@ -34,7 +35,6 @@ from statebackend.ttl import TimeDomain
 from statebackend.types import StateType, state_type
 
 _KINDS: dict[StateKind, type[RocksState]] = {
-    StateKind.VALUE: RocksValueState,
     StateKind.LIST: RocksListState,
     StateKind.MAP: RocksMapState,
     StateKind.REDUCING: RocksReducingState,
@@ -69,7 +69,7 @@ class RocksDBKeyed(KeyedBackend):
         self._on_close = on_close
         self._closed = False
         self._context = KeyContext(key_type, max_parallelism, key_groups, clock)
-        self.set_current_key = self._context.set_key  # type: ignore[method-assign]
+        self.set_current_key = self._context.key_setter()  # type: ignore[method-assign,assignment]
         restored = restore(handles, source, directory, key_groups, key_type, max_parallelism, self._open_store, uid)
         self._engine = WriteBack(restored.parts, directory / "log", entries=options.write_back_entries,
                                  weight=options.size("write_back_bytes"), logging=not handles)
@@ -144,7 +144,8 @@ class RocksDBKeyed(KeyedBackend):
         return {schema.state_id for schema in (*self._schemas.values(), *self._unregistered.values())}
 
     def _make(self, descriptor: StateDescriptor, schema: StateSchema) -> RocksState:
-        state = _KINDS[descriptor.kind](
+        kind = value_state_class(descriptor) if descriptor.kind is StateKind.VALUE else _KINDS[descriptor.kind]
+        state = kind(
             descriptor, schema.state_id.to_bytes(2, "big"), schema.namespace_type, self._context, self._engine,
             self._options.size("max_value_bytes"))  # type: ignore[call-arg]
         return state.bind(self._sequence) if isinstance(state, RocksListState) else state
@@ -302,6 +303,6 @@ class RocksDBKeyed(KeyedBackend):
 
 def namespace_type_of(namespace: Any) -> StateType:
     """The type of a timer's namespace where no state declares one."""
-    from statebackend.keygroups import _type_of
-
-    return _type_of(namespace)
+    kind = type_of_value(namespace)
+    kind.require_key()
+    return kind

@@ -26,14 +26,15 @@ class Parts:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: part.key_groups.first))
         self.first, self.last = self.parts[0].key_groups.first, self.parts[-1].key_groups.last
-        self._only = self.parts[0].store if len(self.parts) == 1 else None
+        self.only = self.parts[0].store if len(self.parts) == 1 else None
+        """The database where there is but one."""
         self._stores = [part.store for part in self.parts
                         for _ in range(part.key_groups.first, part.key_groups.last + 1)]
 
     def store_of(self, key: bytes) -> Store:
         """The database of an entry key."""
-        if self._only is not None:
-            return self._only
+        if self.only is not None:
+            return self.only
         group = key[0] << 8 | key[1]
         if not self.first <= group <= self.last:
             raise InvalidRequest("a key belongs to a key group that is not held here", found=group,
@@ -41,13 +42,13 @@ class Parts:
         return self._stores[group - self.first]
 
     def get(self, key: bytes) -> bytes | None:
-        store = self._only
+        store = self.only
         return store.get(key) if store is not None else self.store_of(key).get(key)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The values of many sorted keys."""
-        if self._only is not None:
-            return self._only.get_many(keys)
+        if self.only is not None:
+            return self.only.get_many(keys)
         found: list[bytes | None] = []
         for store, begin, end in self._cuts(keys):
             found.extend(store.get_many(keys[begin:end]))
@@ -55,8 +56,8 @@ class Parts:
 
     def write(self, operations: Sequence[Operation]) -> None:
         """Apply operations that are sorted by key group."""
-        if self._only is not None:
-            self._only.write(operations)
+        if self.only is not None:
+            self.only.write(operations)
             return
         for store, begin, end in self._cuts([key for key, _ in operations]):
             store.write(operations[begin:end])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -135,7 +136,7 @@ def _links(handles: Sequence[KeyedHandle], key_groups: KeyGroupRange) -> tuple[l
             if wanted is not None:
                 links.append(_Link(part, wanted))
     links.sort(key=lambda link: link.key_groups.first)
-    overlap = any(left.key_groups.last >= right.key_groups.first for left, right in zip(links, links[1:]))
+    overlap = any(left.key_groups.last >= right.key_groups.first for left, right in pairwise(links))
     return ([], {}) if overlap or len(links) > MOST_PARTS else (links, chains)
 
 
@@ -212,7 +213,7 @@ def operations_of(batch: pa.RecordBatch) -> list[Operation]:
     values = batch.column(1)
     if values.null_count == 0 and ops.null_count == 0 and not ops.to_numpy().any():
         return list(zip(keys, bytes_of(values)))
-    found = []
+    found: list[Operation] = []
     for key, value, op in zip(keys, optional_bytes_of(values), ops.to_pylist()):
         if op == OP_PUT:
             found.append((key, b"" if value is None else value))

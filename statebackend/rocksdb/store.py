@@ -158,12 +158,11 @@ class Store:
         try:
             for begin in range(0, len(operations), WRITE_CHUNK):
                 batch = rocksdict.WriteBatch(raw_mode=True)
-                put, delete = batch.put, batch.delete
                 for key, value in operations[begin:begin + WRITE_CHUNK]:
                     if value is None:
-                        delete(key)
+                        batch.delete(key)
                     else:
-                        put(key, value)
+                        batch[key] = value
                 database.write(batch)
         except Exception as error:
             raise translated(error, self.path) from error

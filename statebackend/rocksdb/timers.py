@@ -25,7 +25,7 @@ _BEYOND_ALL = b"\xff" * 9
 
 
 class TimerTable(Table):
-    """The timers of one time domain. Short keys are `key group | timestamp | key | namespace`.
+    """The timers of one time domain. Entry keys are `key group | state id | timestamp | key | namespace`.
 
     The firing order is that of `timestamp | key group | key | namespace`.
     """
@@ -38,9 +38,9 @@ class TimerTable(Table):
         self._horizon = b""
         """Every stored timer whose order is at or below this is in the head."""
 
-    def add(self, short: bytes) -> None:
-        self._dirty[short] = b""
-        order = _order(short)
+    def add(self, entry: bytes) -> None:
+        self._dirty[entry] = b""
+        order = _order(entry)
         if order <= self._horizon and order not in self._held:
             self._held.add(order)
             heapq.heappush(self._heap, order)
@@ -48,9 +48,9 @@ class TimerTable(Table):
                 self._shrink()
         self._make_room()
 
-    def remove(self, short: bytes) -> None:
-        self._dirty[short] = None
-        self._held.discard(_order(short))
+    def remove(self, entry: bytes) -> None:
+        self._dirty[entry] = None
+        self._held.discard(_order(entry))
         self._make_room()
 
     def forget_head(self) -> None:
@@ -82,26 +82,26 @@ class TimerTable(Table):
         """Remove the earliest timer, which `first` has just given."""
         order = heapq.heappop(self._heap)
         self._held.discard(order)
-        short = order[8:10] + order[:8] + order[10:]
-        self._dirty[short] = None
+        entry = order[8:10] + self.state_id + order[:8] + order[10:]
+        self._dirty[entry] = None
         self._make_room()
-        return short
+        return entry
 
     def _fill(self) -> None:
         orders = []
-        for short in self._walk(self._horizon):
-            orders.append(_order(short))
+        for entry in self._walk(self._horizon):
+            orders.append(_order(entry))
             if len(orders) >= HEAD:
                 break
         self._horizon = orders[-1] if len(orders) >= HEAD else _BEYOND_ALL
         self._heap, self._held = orders, set(orders)
 
     def _walk(self, horizon: bytes) -> Iterator[bytes]:
-        """Short keys of all stored timers beyond a horizon, in firing order."""
+        """Entry keys of all stored timers beyond a horizon, in firing order."""
         overlay = self.overlay()
         parts = self._engine.parts
-        late = sorted((short for short, present in overlay.items()
-                       if present is not None and _order(short) > horizon), key=_order)
+        late = sorted((entry for entry, present in overlay.items()
+                       if present is not None and _order(entry) > horizon), key=_order)
         streams: list[Iterator[bytes]] = [iter(late)]
         for group in parts.groups():
             prefix = group.to_bytes(2, "big") + self.state_id
@@ -113,32 +113,35 @@ class TimerTable(Table):
         """The timers that are not, or no longer, as RocksDB has them."""
         changed: dict[bytes, bytes | None] = {}
         for layer in (*self._frozen, self._dirty):
-            for short in list(layer):
-                value = layer.get(short, MISSING)
+            for entry in list(layer):
+                value = layer.get(entry, MISSING)
                 if value is not MISSING:
-                    changed[short] = value
+                    changed[entry] = value
         return changed
 
     def all(self) -> Iterator[bytes]:
         overlay = self.overlay()
-        yield from (short for short, present in overlay.items() if present is not None)
+        yield from (entry for entry, present in overlay.items() if present is not None)
         for group in self._engine.parts.groups():
             prefix = group.to_bytes(2, "big") + self.state_id
             for key in self._engine.parts.scan(prefix, after(prefix), keys_only=True):
-                short = key[:2] + key[4:]
-                if short not in overlay:
-                    yield short
+                if key not in overlay:
+                    yield key
 
 
-def _order(short: bytes) -> bytes:
-    return short[2:10] + short[:2] + short[10:]
+def _check_time(timestamp: int) -> None:
+    if type(timestamp) is not int or not MIN_TIME <= timestamp <= MAX_TIME:
+        raise InvalidRequest("a timer's timestamp is a 64-bit number of milliseconds", found=timestamp)
+
+
+def _order(entry: bytes) -> bytes:
+    return entry[4:12] + entry[:2] + entry[12:]
 
 
 def _beyond(keys: Iterator[bytes], overlay: dict[bytes, bytes | None], horizon: bytes) -> Iterator[bytes]:
     for key in keys:
-        short = key[:2] + key[4:]
-        if short not in overlay and _order(short) > horizon:
-            yield short
+        if key not in overlay and _order(key) > horizon:
+            yield key
 
 
 class RocksTimerService(TimerService):
@@ -150,25 +153,24 @@ class RocksTimerService(TimerService):
         self._table_of = table_of
         self._namespace_type = namespace_type
 
-    def _short(self, timestamp: int, namespace: Any) -> bytes:
-        if type(timestamp) is not int or not MIN_TIME <= timestamp <= MAX_TIME:
-            raise InvalidRequest("a timer's timestamp is a 64-bit number of milliseconds", found=timestamp)
-        short = self._context.short
-        encoded = DEFAULT_NAMESPACE if namespace is None else \
-            encode_namespace(self._namespace_type(namespace), namespace)
-        return short[:2] + pack_time(timestamp) + short[2:-1] + encoded
+    def _entry_key(self, table: TimerTable, timestamp: int, namespace: Any) -> bytes:
+        encoded = self._context.encoded()
+        end = DEFAULT_NAMESPACE if namespace is None else encode_namespace(self._namespace_type(namespace), namespace)
+        return encoded[:2] + table.state_id + pack_time(timestamp) + encoded[2:] + end
 
     def register(self, domain: TimeDomain, timestamp: int, namespace: Any = None) -> None:
-        short = self._short(timestamp, namespace)
+        _check_time(timestamp)
+        self._context.encoded()
         table = self._table_of(domain, True)
         assert table is not None
-        table.add(short)
+        table.add(self._entry_key(table, timestamp, namespace))
 
     def delete(self, domain: TimeDomain, timestamp: int, namespace: Any = None) -> None:
-        short = self._short(timestamp, namespace)
+        _check_time(timestamp)
+        self._context.encoded()
         table = self._table_of(domain, False)
         if table is not None:
-            table.remove(short)
+            table.remove(self._entry_key(table, timestamp, namespace))
 
     def pop_due(self, domain: TimeDomain, until: int, limit: int = 1000) -> list[Timer]:
         table = self._table_of(domain, False)
@@ -197,7 +199,7 @@ class RocksTimerService(TimerService):
         table = self._table_of(domain, False)
         return 0 if table is None else sum(1 for _ in table.all())
 
-    def _timer(self, short: bytes) -> Timer:
-        key, end = self._context.key_type.decode_key_from(short, 10)
-        namespace, _ = decode_namespace(self._namespace_type(None), short, end)
-        return Timer(unpack_time(short, 2), key, namespace)
+    def _timer(self, entry: bytes) -> Timer:
+        key, end = self._context.key_type.decode_key_from(entry, 12)
+        namespace, _ = decode_namespace(self._namespace_type(None), entry, end)
+        return Timer(unpack_time(entry, 4), key, namespace)

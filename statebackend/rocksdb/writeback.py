@@ -38,9 +38,10 @@ class Bucket:
 
 
 class Table:
-    """The dirty entries of one state. Keys are `key group | key | namespace`: an entry key without the state id.
+    """The dirty entries of one state, by `key group | state id | key | namespace`.
 
-    A flat table maps them to a value or None (removed); a table of collections maps them to a `Bucket`.
+    In a flat table that is the entry key, and the change is what the state holds (`stored` makes bytes of it) or None
+    for removed. In a table of collections it is the prefix of the entry keys, and the change is a `Bucket`.
     """
 
     __slots__ = ("_dirty", "_frozen", "_weight", "collection", "state_id")
@@ -52,8 +53,9 @@ class Table:
         self._frozen: tuple[Dirty, ...] = ()
         self._weight = 0
 
-    def entry_key(self, short: bytes) -> bytes:
-        return short[:2] + self.state_id + short[2:]
+    def stored(self, held: Any) -> bytes | None:
+        """The stored form of a change in a flat table."""
+        return held  # type: ignore[no-any-return]
 
 
 class Generation:
@@ -173,18 +175,9 @@ class WriteBack:
 
     def _write(self, operations: Iterator[Operation], log: Changelog) -> None:
         log.start_run()
-        chunk: list[Operation] = []
-        for operation in operations:
-            chunk.append(operation)
-            if len(chunk) >= LOG_ROWS:
-                self._write_chunk(chunk, log)
-                chunk = []
-        if chunk:
-            self._write_chunk(chunk, log)
-
-    def _write_chunk(self, chunk: list[Operation], log: Changelog) -> None:
-        self.parts.write(chunk)
-        log.append(chunk)
+        while chunk := list(islice(operations, LOG_ROWS)):
+            self.parts.write(chunk)
+            log.append(chunk)
 
     # -- the owner
 
@@ -198,9 +191,14 @@ class WriteBack:
         """Write the oldest dirty entries of a state and forget them; nothing is lost if that fails."""
         self.settle_all()
         dirty = table._dirty
-        oldest = {key: dirty[key] for key in islice(dirty, count)}
+        oldest = sorted(islice(dirty, count))
+        operations: Iterator[Operation]
+        if table.collection:
+            operations = _operations_of([(table, {key: dirty[key] for key in oldest})], self._existing)
+        else:
+            operations = zip(oldest, map(table.stored, map(dirty.__getitem__, oldest)))
         with self._writing:
-            self._write(_operations_of([(table, oldest)], self._existing), self.log)
+            self._write(operations, self.log)
         self.on_eviction()
         if len(oldest) == len(dirty):
             table._dirty, table._weight = {}, 0
@@ -236,19 +234,18 @@ def after(prefix: bytes) -> bytes:
 def _operations_of(contents: list[tuple[Table, Dirty]],
                    existing: Callable[[bytes], list[bytes]]) -> Iterator[Operation]:
     """All changes as point operations in key order; sorted group by group, so that no sort takes long."""
-    groups: dict[bytes, list[tuple[Table, bytes, Any]]] = {}
+    groups: dict[bytes, list[tuple[bytes, Table, Dirty]]] = {}
     for table, dirty in contents:
-        for short in list(dirty):
-            groups.setdefault(short[:2], []).append((table, short, dirty[short]))
+        for key in list(dirty):
+            groups.setdefault(key[:2], []).append((key, table, dirty))
     for group in sorted(groups):
         members = groups.pop(group)
         operations: list[Operation] = []
-        for table, short, change in members:
-            key = short[:2] + table.state_id + short[2:]
+        for key, table, dirty in members:
             if table.collection:
-                operations.extend(_bucket_operations(key, change, existing))
+                operations.extend(_bucket_operations(key, dirty[key], existing))
             else:
-                operations.append((key, change))
+                operations.append((key, table.stored(dirty[key])))
         operations.sort(key=_first)
         yield from operations
 

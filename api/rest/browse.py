@@ -56,11 +56,10 @@ def snapshots(found: Registered, root: Annotated[str | None, Query(max_length=40
               limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
     """Savepoints and checkpoints below a root, by path."""
     place = found.place(root or found.root_urls()[0])
-    paths = library.snapshot_paths(place.url)
-    after = _decoded(cursor) if cursor else ""
-    rest = [path for path in paths if path > after][:limit + 1]
-    items = [library.snapshot_line(place.url, path) for path in rest[:limit]]
-    return {"items": items, "next": _encoded(rest[limit - 1]) if len(rest) > limit else None}
+    items = library.snapshots(place.url, lambda path: found.place(path).relative)
+    after = str(_decoded(cursor)) if cursor else ""
+    rest = [item for item in items if item["path"] > after][:limit + 1]
+    return {"items": rest[:limit], "next": _encoded(rest[limit - 1]["path"]) if len(rest) > limit else None}
 
 
 @router.get("/snapshot", dependencies=[Depends(heavy)])

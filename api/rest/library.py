@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -13,42 +14,22 @@ import xxhash
 
 import savepoint
 from checkpoint.storage import FileStore, locate
-from checkpoint.storage.opening import load_metadata
 from savepoint.values import from_text, to_plain
 from statebackend.errors import HoldfastError, InvalidRequest, Unavailable
 from statebackend.keygroups import KeyGroupRange
 
-Progress = Callable[[int, int], None]
 _DEPTH = 3
 """How deep below a root snapshots are looked for: root / job / chk-N."""
 
 
-def snapshot_paths(root: str) -> list[str]:
-    """Relative paths of all snapshots below a root, sorted."""
-    with FileStore.at(root) as store:
-        return sorted(_snapshots_below(store, "", _DEPTH))
+def snapshots(root: str, relative: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Every savepoint and checkpoint below a root by path; one that can't be opened is shown with the reason."""
+    from savepoint.manage import list_savepoints
 
-
-def _snapshots_below(store: FileStore, prefix: str, depth: int) -> Iterator[str]:
-    for name in store.folders(prefix):
-        path = f"{prefix}/{name}".strip("/")
-        if store.exists(f"{path}/_metadata"):
-            yield path
-        elif depth > 1:
-            yield from _snapshots_below(store, path, depth - 1)
-
-
-def snapshot_line(root: str, path: str) -> dict[str, Any]:
-    """A snapshot in a list; one that can't be read is shown as incomplete, with the reason."""
-    url = f"{root.rstrip('/')}/{path}"
-    try:
-        metadata = load_metadata(locate(url))
-    except HoldfastError as error:
-        return {"path": url, "relative": path, "complete": False, "kind": "unknown", "reason": str(error)}
-    return {"path": url, "relative": path, "complete": True, "kind": metadata.kind, "format": metadata.format,
-            "job_id": metadata.job_id, "job_name": metadata.job_name, "checkpoint_id": metadata.checkpoint_id,
-            "completed_timestamp": metadata.completed_timestamp, "operators": len(metadata.operators),
-            "size": sum({file.path: file.size for entry in metadata.operators for file in entry.files()}.values())}
+    found = sorted(list_savepoints(root, checkpoints=True, depth=_DEPTH), key=lambda item: item.path)
+    return [{"path": item.path, "relative": relative(item.path), "complete": item.problem is None, "kind": item.kind,
+             "format": item.format, "job_name": item.job_name, "checkpoint_id": item.checkpoint_id,
+             "completed_timestamp": item.completed_timestamp, "reason": item.problem} for item in found]
 
 
 def tag(url: str) -> str:
@@ -216,3 +197,23 @@ def query(url: str, sql: str, limit: int, seconds: float) -> dict[str, Any]:
         raise outcome["error"]
     return outcome
 
+
+def diff(left: str, right: str, limit: int) -> dict[str, Any]:
+    """Totals of every state, and the first changes."""
+    from savepoint.diff import changes, compare
+
+    found = compare(left, right)
+    totals = [{"operator": state.uid, "state": state.state, "added": state.added, "removed": state.removed,
+               "changed": state.changed, "same": state.unchanged, "note": state.note} for state in found.states]
+    rows = list(islice(changes(left, right), limit + 1)) if found else []
+    return {"same": not found, "totals": totals, "operators": list(found.operators), "changes": rows[:limit],
+            "truncated": len(rows) > limit}
+
+
+def edit_preview(source: str, changes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What an edit would change."""
+    from api.rest.savepoint_operations import patch_operation
+    from savepoint.edit import Edit
+
+    with Edit(source, [patch_operation(change) for change in changes]) as edit:
+        return {"changes": edit.plan()}

@@ -366,6 +366,7 @@ class Registry:
             database.execute("update operations set status = ?, progress = ?, result = ?, ended = ? where id = ? and "
                              "status in ('QUEUED', 'RUNNING')",
                              (status, progress, _text(result or {}), ended, operation_id))
+            self._changes += 1
 
     def _find_operation(self, database: sqlite3.Connection, operation_id: str) -> Operation | None:
         row = database.execute(f"select {_OPERATION_COLUMNS} from operations where id = ?", (operation_id,)).fetchone()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from checkpoint.storage import FileStore
-from statebackend.errors import HoldfastError, InvalidRequest
+from statebackend.errors import HoldfastError
 
 Progress = Callable[[int, int], None]
 
@@ -53,8 +53,53 @@ def _convert(arguments: dict[str, Any], progress: Progress) -> dict[str, Any]:
     return {"path": arguments["destination"]}
 
 
-def _unknown(arguments: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    raise InvalidRequest("this operation is not known")
+def _rescale(arguments: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    from savepoint.rescale import rescale_savepoint
+
+    rescale_savepoint(arguments["source"], arguments["destination"], parallelism=arguments.get("parallelism"),
+                      max_parallelism=arguments.get("max_parallelism"), progress=progress)
+    return {"path": arguments["destination"]}
 
 
-_OPERATIONS: dict[str, Callable[[dict[str, Any], Progress], dict[str, Any]]] = {"convert": _convert}
+def _copy(arguments: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    from savepoint.manage import copy_savepoint
+
+    copy_savepoint(arguments["source"], arguments["destination"], progress=progress)
+    return {"path": arguments["destination"]}
+
+
+def _edit(arguments: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    from savepoint.edit import Edit
+
+    with Edit(arguments["source"], [patch_operation(change) for change in arguments["changes"]]) as edit:
+        changed = len(edit.plan())
+        edit.write(arguments["destination"], progress=progress)
+    return {"path": arguments["destination"], "changed": changed}
+
+
+def _verify(arguments: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    from savepoint.verify import verify_savepoint
+
+    found = verify_savepoint(arguments["source"], progress=progress)
+    problems = [{name: value for name, value in vars(problem).items() if value is not None} for problem in found.problems]
+    message = f"{len(problems)} problems" if problems else f"{found.files} files and {found.rows} rows are as they should be"
+    return {"ok": bool(found), "files": found.files, "bytes": found.size, "rows": found.rows, "problems": problems,
+            "message": message}
+
+
+def _dispose(arguments: dict[str, Any], _progress: Progress) -> dict[str, Any]:
+    from savepoint.manage import plan_disposal
+
+    disposal = plan_disposal(arguments["source"])
+    disposal.apply()
+    return {"message": f"{disposal.files} files removed", "bytes": disposal.size}
+
+
+def patch_operation(change: dict[str, Any]) -> dict[str, Any]:
+    """A change of a request as an operation of a patch: what was not given is left out."""
+    sets = change["op"] == "set"
+    return {name: value for name, value in change.items() if value is not None or (name == "value" and sets)}
+
+
+_OPERATIONS: dict[str, Callable[[dict[str, Any], Progress], dict[str, Any]]] = {
+    "convert": _convert, "rescale": _rescale, "copy": _copy, "edit": _edit, "verify": _verify, "dispose": _dispose}

@@ -17,8 +17,8 @@ export async function list(query) {
     { title: "Format", wide: true, cell: (item) => item.format || "–" },
     { title: "Job", cell: (item) => item.job_name || "–" },
     { title: "Completed", wide: true, cell: (item) => moment(item.completed_timestamp) },
-    { title: "Operators", number: true, cell: (item) => count(item.operators) },
-    { title: "Size", number: true, cell: (item) => bytes(item.size) },
+    { title: "Checkpoint", number: true, cell: (item) => item.checkpoint_id ? `#${item.checkpoint_id}` : "–" },
+    { title: "", cell: (item) => item.reason ? h("span", { class: "removed" }, item.reason) : "" },
   ], page.items, { href: (item) => href(item.path), empty: "No savepoint or checkpoint below this root yet." })),
   page.next ? h("a", { href: `#/snapshots?root=${encodeURIComponent(root)}&cursor=${encodeURIComponent(page.next)}` }, "More") : null);
 }

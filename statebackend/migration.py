@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from statebackend.codecs.base import StateType
-from statebackend.codecs.containers import ListType, MapType, OptionalType
+from statebackend.codecs.containers import ListType, MapType, OptionalType, WireType
 from statebackend.codecs.records import Field, RecordType, TupleType
 from statebackend.codecs.scalars import FloatType, IntType
 from statebackend.codecs.special import DecimalType, EnumType
@@ -53,10 +57,10 @@ def change_between(old: StateType, new: StateType, where: str = "the value", key
                     for index, (left, right) in enumerate(zip(old.types, new.types)))
     if isinstance(old, RecordType) and isinstance(new, RecordType) and (not key or old.names == new.names):
         return _record_change(old, new, where, key)
-    if key:
-        return _refused(where, old, new)
     if isinstance(old, OptionalType) and isinstance(new, OptionalType):
-        return change_between(old.item, new.item, where)
+        return change_between(old.item, new.item, where, key)
+    if key:
+        return NO_CHANGE if isinstance(old, BytesType) and _widens(old, new) else _refused(where, old, new)
     if isinstance(new, OptionalType):
         return TypeChange((f"{where} became optional",)) + change_between(old, new.item, where)
     if isinstance(old, ListType) and isinstance(new, ListType):
@@ -137,6 +141,26 @@ def value_migrator(old: StateType, new: StateType) -> Callable[[bytes], bytes] |
     return lambda data: target.encode(convert(source.decode(data)))
 
 
+def column_migrator(old: StateType, new: StateType) -> Callable[[pa.BinaryArray], pa.BinaryArray] | None:
+    """`value_migrator` over a column; numbers, dates and text are converted without a Python object per row."""
+    convert = value_migrator(old, new)
+    if convert is None:
+        return None
+    plain_old, plain_new = _plain(old), _plain(new)
+    if not any(isinstance(_inner(kind), WireType) for kind in (plain_old, plain_new)):
+        return lambda column: _null_as(column, plain_new.encode_array(plain_old.decode_array(column)))
+    return lambda column: pa.array([None if v is None else convert(v) for v in column.to_pylist()], pa.binary())
+
+
+def _null_as(column: pa.BinaryArray, encoded: pa.BinaryArray) -> pa.BinaryArray:
+    """A deletion stays one: an Optional type would make a None of it."""
+    return encoded if not column.null_count else pc.if_else(column.is_valid(), encoded, pa.scalar(None, pa.binary()))
+
+
+def _inner(kind: StateType) -> StateType:
+    return kind.item if isinstance(kind, OptionalType) else kind
+
+
 def _plain(kind: StateType) -> StateType:
     """The type without the job's classes, so that values are dicts and names while they are converted."""
     return state_type_from_json(kind.to_json())
@@ -159,14 +183,11 @@ def _converter(old: StateType, new: StateType) -> Convert:
         return _record_converter(old, new)
     if isinstance(new, FloatType):
         return float
-    return _decimal_or_same(old, new)
+    return Decimal if isinstance(new, DecimalType) else _same
 
 
-def _decimal_or_same(old: StateType, new: StateType) -> Convert:
-    if isinstance(new, DecimalType) and isinstance(old, IntType):
-        from decimal import Decimal
-        return Decimal
-    return lambda value: value
+def _same(value: Any) -> Any:
+    return value
 
 
 def _record_converter(old: RecordType, new: RecordType) -> Convert:

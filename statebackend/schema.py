@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from statebackend.descriptors import MapStateDescriptor, StateDescriptor
 from statebackend.errors import CorruptData, IncompatibleState, InvalidRequest
-from statebackend.migration import change_between, value_migrator
-from statebackend.ttl import NEVER, TtlConfig
+from statebackend.migration import change_between, column_migrator, value_migrator
+from statebackend.ttl import NEVER, TtlConfig, expires_at
 from statebackend.types import StateType, state_type, state_type_from_json
 
 STATE_IDS = 65536
 SCHEMA_VERSION = 1
+_NO_TIME_YET = -(1 << 63)
+_ALL = (1 << 31) - 1  # an open end makes binary_slice fail on some arrays (pyarrow 26)
 
 
 @dataclass(frozen=True)
@@ -121,13 +125,16 @@ def compare_schemas(old: StateSchema, new: StateSchema) -> SchemaComparison:
     refusals += _fixed_type("map key", old.map_key_type, new.map_key_type)
     if old.namespace_type is not None:
         refusals += _fixed_type("namespace", old.namespace_type, new.namespace_type)
-    if old.function != new.function and "avg" in (old.function, new.function):
+    functions = {old.function, new.function}
+    if len(functions) == 2 and (None not in functions or "avg" in functions):
         refusals.append(f"the function changed from {old.function} to {new.function}")
     value = change_between(old.value_type, new.value_type)
     refusals += value.refusals
     changes += value.changes
     if (old.ttl is None) != (new.ttl is None):
         changes.append("TTL was switched on" if new.ttl is not None else "TTL was switched off")
+    elif _restamped(old, new):
+        changes.append("TTL counts another time, so that every entry starts anew")
     if refusals:
         return SchemaComparison(Verdict.REFUSED, tuple(refusals), _WAY_OUT)
     return SchemaComparison(Verdict.MIGRATED if changes else Verdict.COMPATIBLE, tuple(changes))
@@ -158,7 +165,38 @@ def require_key_type(old: StateType, new: StateType, uid: str | None = None) -> 
 
 def is_identity(old: StateSchema, new: StateSchema) -> bool:
     """Whether entry values stored under `old` are already entry values of `new`."""
-    return (old.ttl is None) == (new.ttl is None) and change_between(old.value_type, new.value_type).is_none
+    return (old.ttl is None) == (new.ttl is None) and not _restamped(old, new) and \
+        change_between(old.value_type, new.value_type).is_none
+
+
+def _restamped(old: StateSchema, new: StateSchema) -> bool:
+    """Whether stored expiries mean nothing under the new schema, because they were counted in another time."""
+    return old.ttl is not None and new.ttl is not None and old.ttl.time is not new.ttl.time
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What happens to the eight bytes of an expiry in front of a value: skipped, kept, or a new one put there."""
+
+    skip: int
+    keep: int
+    prefix: bytes
+
+    @classmethod
+    def between(cls, old: StateSchema, new: StateSchema, now_ms: int) -> _Frame:
+        skip = 8 if old.ttl is not None else 0
+        if new.ttl is None:
+            return cls(skip, 0, b"")
+        if old.ttl is not None and not _restamped(old, new):
+            return cls(skip, 8, b"")
+        # before the first watermark event time is unknown: such entries stay until they are written again
+        moment = NEVER if now_ms == _NO_TIME_YET else expires_at(now_ms, new.ttl.ttl_ms)
+        return cls(skip, 0, pack_expiry(moment))
+
+
+def pack_expiry(expires_at_ms: int) -> bytes:
+    """The eight bytes in front of a value that expires."""
+    return (expires_at_ms + (1 << 63)).to_bytes(8, "big")
 
 
 def migrator(old: StateSchema, new: StateSchema, now_ms: int = 0) -> Callable[[bytes], bytes]:
@@ -168,17 +206,37 @@ def migrator(old: StateSchema, new: StateSchema, now_ms: int = 0) -> Callable[[b
     """
     require_compatible(old, new)
     convert = value_migrator(old.value_type, new.value_type)
-    skip = 8 if old.ttl is not None else 0
-    prefix = b""
-    if new.ttl is not None and old.ttl is None:
-        prefix = (min(now_ms + new.ttl.ttl_ms, NEVER) + (1 << 63)).to_bytes(8, "big")
-    keep = 8 if old.ttl is not None and new.ttl is not None else 0
+    frame = _Frame.between(old, new, now_ms)
+    skip, keep, prefix = frame.skip, frame.keep, frame.prefix
 
     def migrate(entry: bytes) -> bytes:
         value = entry[skip:] if skip else entry
         return prefix + entry[:keep] + (value if convert is None else convert(value))
 
     return _unchanged if convert is None and skip == keep and not prefix else migrate
+
+
+def column_migrator_of(old: StateSchema, new: StateSchema,
+                       now_ms: int = 0) -> Callable[[pa.BinaryArray], pa.BinaryArray]:
+    """`migrator` over a column of entry values."""
+    require_compatible(old, new)
+    convert = column_migrator(old.value_type, new.value_type)
+    frame = _Frame.between(old, new, now_ms)
+    if convert is None and frame.skip == frame.keep and not frame.prefix:
+        return lambda column: column
+
+    def migrate(column: pa.BinaryArray) -> pa.BinaryArray:
+        values = pc.binary_slice(column, frame.skip, _ALL) if frame.skip else column
+        if convert is not None:
+            values = convert(values)
+        nothing = pa.scalar(b"", pa.binary())
+        if frame.keep:
+            values = pc.binary_join_element_wise(pc.binary_slice(column, 0, frame.keep), values, nothing)
+        elif frame.prefix:
+            values = pc.binary_join_element_wise(pa.scalar(frame.prefix, pa.binary()), values, nothing)
+        return values
+
+    return migrate
 
 
 def _unchanged(entry: bytes) -> bytes:

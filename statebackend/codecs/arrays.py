@@ -133,7 +133,7 @@ def _castable(found: pa.DataType, wanted: pa.DataType) -> bool:
         return _castable(found.value_type, wanted.value_type)
     if pt.is_map(found) and pt.is_map(wanted):
         return _castable(found.key_type, wanted.key_type) and _castable(found.item_type, wanted.item_type)
-    if pt.is_floating(wanted) and pt.is_integer(found):
+    if pt.is_integer(found) and (pt.is_floating(wanted) or pt.is_decimal(wanted)):
         return True
     return found == wanted or any(test(found) and test(wanted) for test in _FAMILIES)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoint.dataflow.graph import Dataflow
 from checkpoint.protocol.messages import CancelJob, CompleteRequest, Restored, TriggerCheckpoint, TriggerSavepoint
-from checkpoint.protocol.restart import RestartStrategy, default_restart
+from checkpoint.protocol.restart import RestartStrategy, default_strategy
 from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.runtime.deployment import BackendChoice, Builder, JobSpec
 from checkpoint.runtime.executor import Executor, RestoreFrom, ThreadExecutor
@@ -58,6 +58,10 @@ class JobHandle:
     @property
     def state(self) -> JobState:
         return self._supervisor.state
+
+    @property
+    def backend(self) -> str:
+        return self._supervisor.builder.spec.backend.name
 
     @property
     def settings(self) -> CheckpointSettings:
@@ -200,7 +204,7 @@ def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | M
                    parallelism=overrides, storage_options=options, work_dir=work_dir, channel_credit=channel_credit)
     storage = spec.storage()
     try:
-        return _start(flow, spec, storage, settings, restart or default_restart(settings), point, runtime, job, workers,
+        return _start(flow, spec, storage, settings, restart or default_strategy(settings.enabled), point, runtime, job, workers,
                       uid_mapping or {}, allow_non_restored_state, claim, region_restart, checkpoint_dir, clock)
     except BaseException:
         storage.close()

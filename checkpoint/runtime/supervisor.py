@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
+from random import Random
 from typing import Any
 
 from checkpoint.dataflow.graph import NodeKind
@@ -49,7 +50,7 @@ from checkpoint.protocol.messages import (
     TriggerCheckpoint,
     TriggerSavepoint,
 )
-from checkpoint.protocol.restart import RestartStrategy
+from checkpoint.protocol.restart import GiveUp, RestartStrategy
 from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.runtime.deployment import Builder
 from checkpoint.runtime.executor import Deployment, Executor, RestoreFrom
@@ -117,6 +118,7 @@ class Supervisor:
         self.error: BaseException | None = None
         self.failures: deque[Failure] = deque(maxlen=50)
         self.restarts = 0
+        self._random = Random()
         self.last_statistics: list[dict[str, Any]] = []
         self.done = threading.Event()
         self.coordinator = Coordinator(builder.wiring.job_plan(), settings)
@@ -305,7 +307,7 @@ class Supervisor:
         self.outcome = outcome
         self.state = JobState.CANCELED if outcome is Outcome.CANCELLED else JobState.FINISHED
 
-    # -- failures ------------------------------------------------------------------------------------------------------------
+    # -- failures
 
     def _on_subtask_failure(self, failure: _SubtaskFailure) -> None:
         if failure.subtask is not None and failure.attempt != self._attempts.get(failure.subtask):
@@ -338,10 +340,11 @@ class Supervisor:
         return frozenset(other for other in self._attempts if other.task in region)
 
     def _restart_after(self, subtasks: frozenset[SubtaskId], error: BaseException) -> None:
-        delay = self._restart.on_failure(self._clock.now_ms())
-        if delay is None:
+        decision = self._restart.on_failure(self._clock.now_ms(), self._random)
+        if isinstance(decision, GiveUp):
             self._fail(error)
             return
+        delay = decision.delay_ms
         self.state = JobState.RESTARTING
         self._attempt += 1
         self._attempts.update(dict.fromkeys(subtasks, self._attempt))

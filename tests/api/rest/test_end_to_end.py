@@ -1,0 +1,63 @@
+"""A real job, started, watched, saved, stopped and rescaled over HTTP, through a service that gets killed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("service")
+
+
+def test_a_job_is_started_saved_queried_and_rescaled_over_http(live_service: Any) -> None:
+    service = live_service
+    job = service.start_job()
+    details = service.call("GET", f"/jobs/{job}")
+    assert (details["state"], details["name"]) == ("RUNNING", "clicks")
+    assert {uid for vertex in details["vertices"] for uid in vertex["uids"]} == {"clicks", "count", "out"}
+
+    trigger = service.call("POST", f"/v1/jobs/{job}/savepoints", {"target-directory": "savepoints"})["request-id"]
+    location = service.finished(f"/v1/jobs/{job}/savepoints/{trigger}")["location"]
+    snapshot = service.call("GET", f"/api/snapshot?path={location}")
+    (count,) = [operator for operator in snapshot["operators"] if operator["uid"] == "count"]
+    assert [state["entries"] for state in count["states"] if state["name"] == "total"] == [97]
+    page = service.call("GET", f"/api/snapshot/entries?path={location}&operator=count&state=total&key=user-5")
+    assert page["rows"][0]["key"] == "user-5"
+    total = service.call("POST", "/api/query", {"path": location, "sql": "select count(*) from count.total"})["rows"]
+    assert total == [[97]]
+    assert service.call("GET", f"/api/jobs/{job}/state?operator=count&state=total&key=user-5")["value"] > 0
+
+    trigger = service.call("PATCH", f"/jobs/{job}/rescaling?parallelism=3")["request-id"]
+    grown = service.finished(f"/jobs/{job}/rescaling/{trigger}")
+    service.eventually(lambda: service.call("GET", f"/jobs/{grown['jid']}")["state"] == "RUNNING", "the new job runs")
+    assert service.call("GET", f"/jobs/{job}")["state"] == "FINISHED"
+    vertices = service.eventually(lambda: service.call("GET", f"/jobs/{grown['jid']}")["vertices"], "it tells its graph")
+    assert max(vertex["parallelism"] for vertex in vertices) == 3
+    service.call("PATCH", f"/jobs/{grown['jid']}?mode=cancel", {})
+    service.eventually(lambda: service.call("GET", f"/jobs/{grown['jid']}")["state"] == "CANCELED", "it is canceled")
+
+
+@pytest.mark.crash
+def test_a_killed_service_loses_no_job_and_no_trigger(live_service: Any) -> None:
+    service = live_service
+    job = service.start_job()
+    for _ in range(3):
+        trigger = service.call("POST", f"/jobs/{job}/savepoints", {"target-directory": "kept"})["request-id"]
+        service.kill()
+        service.start()
+        operation = service.finished(f"/jobs/{job}/savepoints/{trigger}")
+        assert "location" in operation, operation
+    assert len(list((service.root / "kept").iterdir())) == 3
+    assert service.call("GET", f"/jobs/{job}")["state"] == "RUNNING"
+    service.call("PATCH", f"/jobs/{job}?mode=cancel", {})
+    service.eventually(lambda: service.call("GET", f"/jobs/{job}")["state"] == "CANCELED", "it is canceled")
+
+
+def test_restore_is_checked_before_anything_starts(live_service: Any) -> None:
+    service = live_service
+    job = service.start_job()
+    trigger = service.call("POST", f"/jobs/{job}/stop", {"targetDirectory": "stopped"})["request-id"]
+    location = service.finished(f"/jobs/{job}/savepoints/{trigger}")["location"]
+    report = service.call("POST", "/jobs/check", {"job": "clicks.py:flow", "restore": location, "parallelism": 4})
+    assert report["ok"]
+    assert {line["operator"] for line in report["lines"]} >= {"count", "clicks"}

@@ -1,0 +1,123 @@
+"""A real service in a process of its own, with a jobs folder, for end-to-end tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+JOB_FILE = '''
+from checkpoint import Dataflow, FileSink, GeneratorSource, KeyedProcessFunction
+from statebackend import ValueStateDescriptor
+
+
+class Count(KeyedProcessFunction):
+    def open(self, ctx):
+        self.total = ctx.state(ValueStateDescriptor("total", int, default=0))
+
+    def process(self, record, ctx):
+        self.total.update(self.total.value() + 1)
+        yield {"user": ctx.key, "n": self.total.value()}
+
+
+flow = Dataflow("clicks")
+clicks = flow.source(GeneratorSource(lambda n: {"user": f"user-{n % 97}"}, rate=2000), uid="clicks")
+counts = clicks.key_by(lambda click: click["user"], key_type=str).process(Count(), uid="count", parallelism=2)
+counts.sink(FileSink("OUT"), uid="out")
+'''
+
+
+class ServiceProcess:
+    """Starts, kills and restarts a service on one port and database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root, self.jobs = folder, folder / "root", folder / "jobs"
+        self.root.mkdir()
+        self.jobs.mkdir()
+        (self.jobs / "clicks.py").write_text(JOB_FILE.replace("OUT", str(folder / "out")))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> ServiceProcess:
+        command = [sys.executable, "-m", "api.cli.main", "serve", "--port", str(self.port), "--root", str(self.root),
+                   "--database", str(self.folder / "service.db"), "--jobs-dir", str(self.jobs), "--lost-after", "5s"]
+        with open(self.folder / "service.log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+        self.eventually(lambda: self.call("GET", "/ready"), "the service is ready")
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed, nobody says goodbye."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> None:
+        """End the service and every job that it started."""
+        if self.process is not None and self.process.poll() is None:
+            for job in self.call("GET", "/jobs/overview")["jobs"]:
+                details = self.call("GET", f"/jobs/{job['jid']}")
+                if details.get("pid") and details["started-here"] and job["state"] not in ("FINISHED", "CANCELED", "FAILED"):
+                    _quietly_kill(int(details["pid"]))
+            self.process.terminate()
+            self.process.wait(15)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(self.url + path, method=method, headers={"Content-Type": "application/json"},
+                                         data=None if body is None else json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return json.loads(response.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()}") from None
+
+    def eventually(self, look: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+        """What `look` gives as soon as it gives something; failures to answer are tried again."""
+        deadline, last = time.monotonic() + seconds, None
+        while time.monotonic() < deadline:
+            try:
+                found = look()
+                if found:
+                    return found
+            except (OSError, AssertionError) as error:
+                last = error
+            time.sleep(0.1)
+        raise AssertionError(f"it never came true that {what}: {last}\n{self.logs()}")
+
+    def start_job(self, **more: Any) -> str:
+        """Start the job and wait until it has completed a checkpoint."""
+        body = {"job": "clicks.py:flow", "backend": "filesystem", "checkpoint_interval": "500ms", **more}
+        job = str(self.call("POST", "/jobs", body)["jid"])
+        self.eventually(lambda: self.call("GET", f"/jobs/{job}/checkpoints")["latest"]["completed"],
+                        "the job completes a checkpoint")
+        return job
+
+    def finished(self, path: str) -> dict[str, Any]:
+        """The operation of a trigger when it has ended."""
+        answer = self.eventually(lambda: (found := self.call("GET", path))["status"]["id"] == "COMPLETED" and found,
+                                 f"{path} ends")
+        return dict(answer["operation"])
+
+    def logs(self) -> str:
+        files = [self.folder / "service.log", *(self.folder / "logs").glob("*.log")]
+        return "\n".join(path.read_text()[-2000:] for path in files if path.exists())
+
+
+def _quietly_kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

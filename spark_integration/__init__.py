@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_integration.aggregation import aggregate
+    from spark_integration.query_savepoints import open_epoch, restore_query, rewind, savepoint
     from spark_integration.session import require_spark, spark_session
     from spark_integration.transform import stateful
 
-__all__ = ["aggregate", "require_spark", "spark_session", "stateful"]
+__all__ = ["aggregate", "open_epoch", "require_spark", "restore_query", "rewind", "savepoint", "spark_session", "stateful"]
 
 _HOME = {
     "aggregation": ["aggregate"],
+    "query_savepoints": ["open_epoch", "restore_query", "rewind", "savepoint"],
     "session": ["require_spark", "spark_session"],
     "transform": ["stateful"],
 }

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoint.dataflow.functions import Function
+from checkpoint.storage.store import FileStore
 from spark_integration import plan as plans
+from spark_integration.epoch_store import EpochStore
 from spark_integration.epochs import TaskRun, require_parallelism
 from spark_integration.keys import key_columns, key_type_of
 from spark_integration.operators import Columns, FunctionOperator, Operator
@@ -37,7 +39,7 @@ def stateful(df: Any, *, key: str | Sequence[str], function: Any, output: Any, u
     uid           names the operator's state; unique within the checkpoint
     checkpoint    any fsspec URL; not Spark's checkpointLocation, and never inside it
     parallelism   ranges of key groups, each a task; may differ at every start. `spark.holdfast.<uid>.parallelism`
-                  in Spark's configuration takes precedence; default: Spark's default parallelism
+                  in Spark's configuration takes precedence; default: as in the last run, else Spark's
     backend       "rocksdb", "filesystem" or "memory"
     watermark     (column, delay): event time, as of the epoch before; default: what `withWatermark` says
     order_by      columns that fix the order of rows within a batch
@@ -77,6 +79,9 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
         raise InvalidRequest("a stateful operator needs a uid that is not empty", found=uid)
     if backend not in backend_names():
         raise InvalidRequest(f"there is no state backend {backend!r}", hint=f"use one of {', '.join(backend_names())}")
+    options = {**storage_options(session, checkpoint), **(storage or {})}
+    if parallelism is None:
+        parallelism = _earlier_parallelism(checkpoint, uid, options)
     width = _parallelism(session, uid, parallelism, max_parallelism)
     keys = key_columns(key, df.columns)
     key_fields = [df.schema[name] for name in keys]
@@ -86,8 +91,8 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
                       BROADCAST if shared else None)
     result, arrow_output = plans.output_schemas(output, side_outputs or {})
     task_plan = TaskPlan(
-        uid=uid, checkpoint=checkpoint, storage_options={**storage_options(session, checkpoint), **(storage or {})},
-        unfenced=unfenced, parallelism=width, max_parallelism=max_parallelism, key_type=key_type_of(key_fields),
+        uid=uid, checkpoint=checkpoint, storage_options=options, unfenced=unfenced, parallelism=width,
+        max_parallelism=max_parallelism, key_type=key_type_of(key_fields),
         columns=columns, output=arrow_output, operator=make_operator(columns), function_name=function_name,
         backend=backend, backend_options=_backend_options(session, backend, backend_options), delay_ms=delay_ms,
         retain=_retain(session, retain), start_empty=start_empty, slots=_slots(session, width),
@@ -113,6 +118,13 @@ def _parallelism(session: Any, uid: str, parallelism: int | None, max_parallelis
         parallelism = min(context.defaultParallelism if context is not None else 4, max_parallelism)
     require_parallelism(parallelism, max_parallelism)
     return parallelism
+
+
+def _earlier_parallelism(checkpoint: str, uid: str, options: Mapping[str, Any]) -> int | None:
+    """The parallelism of the last run, or what a restore asked for."""
+    with FileStore.at(checkpoint, **options) as store:
+        known = EpochStore(store, uid).generations()
+    return known[-1].parallelism if known else None
 
 
 def _watermark(df: Any, watermark: tuple[str, Any] | None) -> tuple[str | None, int]:

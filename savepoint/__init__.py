@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from savepoint.opened import OperatorInfo as OperatorInfo
     from savepoint.opened import Savepoint as Savepoint
     from savepoint.opened import StateInfo as StateInfo
-    from savepoint.opened import open_savepoint as open
+    from savepoint.opened import open_savepoint as open  # noqa: F401
     from savepoint.rescale import plan_rescale as plan_rescale
     from savepoint.rescale import rescale_savepoint as rescale_savepoint
     from savepoint.transform import Transform as Transform

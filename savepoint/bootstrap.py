@@ -195,7 +195,8 @@ def _value_column(batch: pa.RecordBatch, name: str, used: set[Any], kind: StateT
     """Which column holds the values when nobody said: the one of that name, the only one left, or a record of all."""
     if name in batch.schema.names:
         return name
-    left = [column for column in batch.schema.names if column not in used and column not in (EXPIRES_AT, KEY_GROUP)]
+    used = {*used, EXPIRES_AT, KEY_GROUP}
+    left: list[str] = [column for column in batch.schema.names if column not in used]
     if len(left) == 1 and not pa.types.is_struct(kind.arrow_type):
         return left[0]
     return left

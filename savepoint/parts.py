@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -47,6 +47,12 @@ class StateStatistics:
     def to_json(self) -> dict[str, Any]:
         return {"rows": self.rows, "counts": self.counts, "sizes": self.sizes, "largest": self.largest,
                 "parts": self.parts, "longest_list": self.longest_list}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], groups: int) -> StateStatistics:
+        """Statistics as stored; those of a state without any rows may be missing."""
+        return cls(list(data.get("counts", [0] * groups)), list(data.get("sizes", [0] * groups)),
+                   list(data.get("largest", ())), list(data.get("parts", ())), int(data.get("longest_list", 0)))
 
 
 def plan_parts(key_groups: KeyGroupRange, expected_rows: int) -> list[KeyGroupRange]:

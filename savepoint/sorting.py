@@ -181,6 +181,8 @@ def sort_order(batch: pa.RecordBatch, layout: StateLayout) -> tuple[npt.NDArray[
         tail = matrix[:, 4:-1] if one_namespace else matrix[:, 4:]
         if tail.shape[1] <= 8:
             return _order_of_numbers(tail, groups)
+    if len(keys) > 1 and pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py() is True:
+        return np.arange(len(keys)), np.zeros(len(keys), np.bool_)  # in order already, as after a map over values
     order = pc.sort_indices(keys).to_numpy()
     ordered = keys.take(pa.array(order))
     same = pc.equal(ordered.slice(0, len(ordered) - 1), ordered.slice(1)).to_numpy(zero_copy_only=False)

@@ -7,7 +7,7 @@ import typer
 from api.cli import settings
 from api.cli.output import Output, emit_rows
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()

@@ -43,8 +43,8 @@ Output = Annotated[Format | None, typer.Option(
 """The type of a command's `output` parameter."""
 
 Row = Mapping[str, Any]
-Progress = Callable[[int, int | None], None]
-"""Called by the library with rows (or bytes) done and the total, where it is known."""
+Progress = Callable[[int, int], None]
+"""Called by the library with rows (or bytes) done and the total, 0 where it is not known."""
 
 
 def chosen(output: Format | None) -> Format:
@@ -274,6 +274,14 @@ def when(value: Any) -> str:
 
 
 @contextmanager
+def quietly(quiet: bool) -> Iterator[None]:
+    """--quiet said at the command itself means the same as before it."""
+    if quiet:
+        os.environ["HOLDFAST_QUIET"] = "1"
+    yield
+
+
+@contextmanager
 def progress(label: str, unit: str = "rows") -> Iterator[Progress]:
     """A progress bar with rate and time left, on stderr, where that is a terminal and --quiet is not said."""
     if settings.quiet() or not sys.stderr.isatty():
@@ -287,8 +295,8 @@ def progress(label: str, unit: str = "rows") -> Iterator[Progress]:
     with Bars(*columns, console=console(stderr=True), transient=True) as bars:
         task = bars.add_task(label, total=None, rate="")
 
-        def update(done: int, total: int | None) -> None:
+        def update(done: int, total: int) -> None:
             speed = bars.tasks[0].speed
-            bars.update(task, completed=done, total=total, rate=f"{speed:,.0f}/s" if speed else "")
+            bars.update(task, completed=done, total=total or None, rate=f"{speed:,.0f}/s" if speed else "")
 
         yield update

@@ -1,0 +1,148 @@
+"""Patches: what an edit is to change, as JSON, checked against the savepoint's schemas before anything is written.
+
+A patch is a JSON array, or JSON lines, of operations:
+
+    {"op": "set", "operator": "count", "state": "total", "key": "alice", "value": 7}
+    {"op": "delete", "operator": "count", "state": "total", "key": "bob"}
+
+`namespace` names one (none: the default), `map_key` one entry of a map, `list_index` one element of a list; without
+them the whole map or list is meant. Rows that `diff` prints are operations too: `after` is set, what was removed goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from savepoint.opened import Savepoint
+from savepoint.values import from_plain
+from statebackend.descriptors import StateKind
+from statebackend.errors import InvalidRequest
+from statebackend.schema import StateSchema
+
+_FIELDS = {"op", "operator", "state", "key", "namespace", "map_key", "list_index", "value", "expires_at"}
+_CHANGES = {"added": "set", "changed": "set", "removed": "delete"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One checked operation with values of the state's types."""
+
+    op: str
+    uid: str
+    schema: StateSchema
+    key: Any
+    namespace: Any = None
+    map_key: Any = None
+    has_map_key: bool = False
+    list_index: int | None = None
+    value: Any = None
+    expires_at: int | None = None
+
+
+def read_patch(text: str, *, path: str = "patch") -> list[dict[str, Any]]:
+    """The operations in a patch file, not yet checked."""
+    stripped = text.strip()
+    if not stripped:
+        return []
+    try:
+        items = json.loads(stripped) if stripped[0] == "[" else list(_lines(stripped))
+    except ValueError as error:
+        raise InvalidRequest(f"the patch is no JSON: {error}", path=path) from error
+    if not all(isinstance(item, dict) for item in items):
+        raise InvalidRequest("a patch is a list of objects, one an operation", path=path)
+    return items
+
+
+def _lines(text: str) -> Iterator[Any]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+
+
+def checked(savepoint: Savepoint, operations: Iterable[Mapping[str, Any]]) -> list[Operation]:
+    """The operations with typed values; one that does not fit the schema is refused, naming it."""
+    found = []
+    for number, raw in enumerate(operations, 1):
+        try:
+            found.append(_operation(savepoint, _from_diff(raw)))
+        except InvalidRequest as error:
+            error.context.setdefault("operation", number)
+            raise
+    return found
+
+
+def _from_diff(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "change" not in raw:
+        return raw
+    if raw["change"] not in _CHANGES:
+        raise InvalidRequest(f"there is no change {raw['change']!r}", hint=f"use one of {', '.join(_CHANGES)}")
+    kept = {name: value for name, value in raw.items() if name not in ("change", "before", "after", "key_group")}
+    op = _CHANGES[raw["change"]]
+    return {**kept, "op": op, **({"value": raw.get("after")} if op == "set" else {})}
+
+
+def _operation(savepoint: Savepoint, raw: Mapping[str, Any]) -> Operation:
+    unknown = sorted(set(raw) - _FIELDS)
+    if unknown:
+        raise InvalidRequest(f"an operation has no field {unknown[0]!r}", hint=f"fields are {', '.join(sorted(_FIELDS))}")
+    op = raw.get("op")
+    if op not in ("set", "delete"):
+        raise InvalidRequest(f"there is no operation {op!r}", hint="op is set or delete")
+    for name in ("operator", "state", "key", *(("value",) if op == "set" else ())):
+        if name not in raw:
+            raise InvalidRequest(f"an operation lacks {name!r}")
+    uid, state = str(raw["operator"]), str(raw["state"])
+    schema = savepoint.schema(uid, state)
+    if schema.kind == StateKind.TIMER:
+        raise InvalidRequest("timers can't be edited", state=state, hint="map a function over them with a transform")
+    return Operation(
+        op, uid, schema, from_plain(raw["key"], savepoint.key_type(uid)), _namespace(raw, schema),
+        _map_key(raw, schema), "map_key" in raw, _list_index(raw, schema),
+        _value(raw, schema) if op == "set" else None, raw.get("expires_at"))
+
+
+def _namespace(raw: Mapping[str, Any], schema: StateSchema) -> Any:
+    if raw.get("namespace") is None:
+        return None
+    if schema.namespace_type is None:
+        raise InvalidRequest("the state has no namespaces", state=schema.name)
+    return from_plain(raw["namespace"], schema.namespace_type)
+
+
+def _map_key(raw: Mapping[str, Any], schema: StateSchema) -> Any:
+    if "map_key" not in raw:
+        return None
+    if schema.map_key_type is None:
+        raise InvalidRequest("only a map state has map keys", state=schema.name, found=schema.kind)
+    return from_plain(raw["map_key"], schema.map_key_type)
+
+
+def _list_index(raw: Mapping[str, Any], schema: StateSchema) -> int | None:
+    index = raw.get("list_index")
+    if index is None:
+        return None
+    if schema.kind != StateKind.LIST or isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        raise InvalidRequest("list_index is the place of an element of a list state, from 0", state=schema.name,
+                             found=index)
+    return index
+
+
+def _value(raw: Mapping[str, Any], schema: StateSchema) -> Any:
+    value = raw["value"]
+    if schema.kind == StateKind.MAP and "map_key" not in raw:
+        assert schema.map_key_type is not None
+        pairs = value.items() if isinstance(value, dict) else value
+        if not isinstance(value, (dict, list)):
+            raise InvalidRequest("a map is set to an object, or to an array of [key, value]", state=schema.name)
+        return {from_plain(key, schema.map_key_type): from_plain(item, schema.value_type) for key, item in pairs}
+    if schema.kind == StateKind.LIST and raw.get("list_index") is None:
+        if not isinstance(value, list):
+            raise InvalidRequest("a list is set to an array", state=schema.name)
+        return [from_plain(item, schema.value_type) for item in value]
+    return from_plain(value, schema.value_type)

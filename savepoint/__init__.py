@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from savepoint.opened import OperatorInfo as OperatorInfo
     from savepoint.opened import Savepoint as Savepoint
     from savepoint.opened import StateInfo as StateInfo
-    from savepoint.opened import open_savepoint as open  # noqa: F401
+    from savepoint.opened import open_savepoint as open_savepoint
     from savepoint.rescale import plan_rescale as plan_rescale
     from savepoint.rescale import rescale_savepoint as rescale_savepoint
     from savepoint.transform import Transform as Transform
     from savepoint.verify import verify_savepoint as verify_savepoint
+
+    open = open_savepoint
 
 _HOME = {
     "bootstrap": ["SavepointWriter"],
@@ -36,7 +38,7 @@ _HOME = {
     "diff": ["Comparison", "compare"],
     "edit": ["Edit"],
     "manage": ["copy_savepoint", "list_savepoints", "plan_disposal"],
-    "opened": ["OperatorInfo", "Savepoint", "StateInfo"],
+    "opened": ["OperatorInfo", "Savepoint", "StateInfo", "open_savepoint"],
     "rescale": ["plan_rescale", "rescale_savepoint"],
     "transform": ["Transform"],
     "verify": ["verify_savepoint"],

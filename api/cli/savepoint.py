@@ -172,7 +172,7 @@ def diff(
         listed = list(islice(changes(left, right, only), limit)) if only else []
         if listed or not table:
             out.emit_rows(listed, output, name="key", title="entries" if table else None)
-        if sum(row["added"] + row["removed"] + row["changed"] for row in rows) > len(listed):
+        if sum(item.added + item.removed + item.changed for item in found.states) > len(listed):
             out.note(f"first {len(listed)} entries; use --limit for more")
     raise typer.Exit(1 if found else 0)
 
@@ -181,7 +181,8 @@ def diff(
 def edit(
     source: Source,
     destination: Annotated[str | None, typer.Argument(metavar="[DEST]", help="New folder; needed with --apply.")] = None,
-    patch: Annotated[str | None, typer.Option("--patch", "-p", metavar="FILE", help="JSON or JSON lines; - is stdin.")] = None,
+    patch: Annotated[str | None, typer.Option("--patch", "-p", metavar="FILE",
+                                              help="JSON or JSON lines; - is stdin.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="OPERATOR.STATE:KEY=VALUE",
                                                    help="Set an entry; repeatable.")] = None,
     delete: Annotated[list[str] | None, typer.Option("--delete", metavar="OPERATOR.STATE:KEY",
@@ -397,12 +398,15 @@ def bootstrap(
     destination: Dest,
     data: Annotated[str, typer.Option("--from", metavar="FILE", help="Parquet, CSV, JSON lines or Arrow; any URL.")],
     state: Annotated[str, typer.Option("--state", metavar="OPERATOR.STATE", help="The state to build.")],
-    key: Annotated[str, typer.Option("--key", metavar="COLUMN[,COLUMN]", help="Column of keys; several make a tuple.")] = "key",
+    key: Annotated[str, typer.Option("--key", metavar="COLUMN[,COLUMN]",
+                                     help="Column of keys; several make a tuple.")] = "key",
     value: Annotated[str | None, typer.Option("--value", metavar="COLUMN[,COLUMN]",
                                               help="Column of values; several make a record.")] = None,
-    map_key: Annotated[str, typer.Option("--map-key", metavar="COLUMN", help="Column of map keys (kind map).")] = "map_key",
+    map_key: Annotated[str, typer.Option("--map-key", metavar="COLUMN",
+                                         help="Column of map keys (kind map).")] = "map_key",
     kind: Annotated[str, typer.Option("--kind", metavar="value|list|map")] = "value",
-    key_type: Annotated[str | None, typer.Option("--key-type", metavar="TYPE", help="Told by the data unless given.")] = None,
+    key_type: Annotated[str | None, typer.Option("--key-type", metavar="TYPE",
+                                                 help="Told by the data unless given.")] = None,
     value_type: Annotated[str | None, typer.Option("--value-type", metavar="TYPE")] = None,
     job_name: Annotated[str, typer.Option("--job-name")] = "bootstrap",
     parallelism: Annotated[int, typer.Option("--parallelism", min=1)] = 1,

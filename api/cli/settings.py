@@ -102,14 +102,25 @@ def quiet() -> bool:
     return asked.lower() in ("1", "true", "yes")
 
 
-class _Everywhere(MutableMapping[str, Any]):
-    """The file's values as the defaults of every command: a look-up of a command's name gives the same values."""
+_COMMANDS = frozenset(("run", "restore", "serve"))
+_GROUPS = frozenset(("savepoint", "checkpoint", "spark", "bench", "config"))
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
+
+class _Everywhere(MutableMapping[str, Any]):
+    """The file's values as the defaults of every command: a look-up of a command gives the same values again.
+
+    `depth` tells groups from commands, because a command may have an option that is called like another command.
+    """
+
+    def __init__(self, values: dict[str, Any], depth: str = "root") -> None:
+        self._values, self._depth = values, depth
 
     def __getitem__(self, name: str) -> Any:
-        return self if name in _COMMAND_NAMES else self._values[name]
+        if self._depth == "root" and name in _COMMANDS | _GROUPS:
+            return _Everywhere(self._values, "group" if name in _GROUPS else "command")
+        if self._depth == "group" and name not in self._values:
+            return _Everywhere(self._values, "command")
+        return self._values[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._values[name] = value
@@ -122,12 +133,6 @@ class _Everywhere(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
-
-
-_COMMAND_NAMES = frozenset((
-    "run", "restore", "savepoint", "checkpoint", "serve", "spark", "bench", "config", "show", "list", "inspect", "read",
-    "query", "diff", "edit", "transform", "rescale", "convert", "check", "verify", "copy", "dispose", "bootstrap", "gc",
-    "probe"))
 
 
 def default_map() -> MutableMapping[str, Any]:

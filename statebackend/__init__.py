@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from statebackend.state import AggregatingState, ListState, MapState, ReducingState, State, ValueState
     from statebackend.timers import Timer, TimerService
     from statebackend.ttl import Cleanup, TimeDomain, TtlConfig, UpdateType, Visibility
-    from statebackend.types import Pickled, StateType, state_type
+    from statebackend.types import Digits, Pickled, StateType, Zoned, state_type
 
 _HOME = {
     "backend": ["Backend", "KeyedBackend", "KeyedHandle", "PendingSnapshot", "backend_names", "create_backend"],
@@ -60,18 +60,18 @@ _HOME = {
     "state": ["AggregatingState", "ListState", "MapState", "ReducingState", "State", "ValueState"],
     "timers": ["Timer", "TimerService"],
     "ttl": ["Cleanup", "TimeDomain", "TtlConfig", "UpdateType", "Visibility"],
-    "types": ["Pickled", "StateType", "state_type"],
+    "types": ["Digits", "Pickled", "StateType", "Zoned", "state_type"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Backend", "Cleanup", "Clock", "Closed",
-    "Conflict", "CorruptData", "HoldfastError", "IncompatibleState", "InvalidRequest", "KeyGroupRange",
+    "Conflict", "CorruptData", "Digits", "HoldfastError", "IncompatibleState", "InvalidRequest", "KeyGroupRange",
     "KeyedBackend", "KeyedHandle", "ListState", "ListStateDescriptor", "LocalFiles", "ManualClock", "MapState",
     "MapStateDescriptor", "NotFound", "OperatorStateStore", "PendingSnapshot", "Pickled", "ReducingState",
     "ReducingStateDescriptor", "State", "StateDescriptor", "StateFile", "StateKind", "StateType", "SystemClock",
     "TimeDomain", "Timer", "TimerService", "TtlConfig", "Unavailable", "UpdateType", "ValueState",
-    "ValueStateDescriptor", "Visibility", "backend_names", "create_backend", "default_max_parallelism",
+    "ValueStateDescriptor", "Visibility", "Zoned", "backend_names", "create_backend", "default_max_parallelism",
     "key_group_of", "key_group_range", "key_groups_of", "redistribute", "state_type", "subtask_of",
 ]
 

@@ -23,7 +23,7 @@ from statebackend.codecs.base import StateType
 from statebackend.codecs.containers import OptionalType
 from statebackend.codecs.records import TupleType
 from statebackend.codecs.scalars import IntType
-from statebackend.codecs.temporal import DatetimeType
+from statebackend.codecs.temporal import DatetimeType, TimedeltaType
 from statebackend.codecs.text import BytesType, StrType
 from statebackend.errors import InvalidRequest
 
@@ -160,12 +160,19 @@ def key_groups_of(array: Any, max_parallelism: int, key_type: Any = None) -> np.
         array = pa.array(array)
     if array.null_count:
         raise InvalidRequest("a key must not be null", row=int(np.flatnonzero(np.asarray(array.is_null()))[0]))
-    kind = state_type(array.type if key_type is None else key_type)
+    kind = _column_type(array.type) if key_type is None else state_type(key_type)
     kind.require_key()
     hashes = kind.hash_array(array)
     if max_parallelism & (max_parallelism - 1) == 0:
         return (hashes & np.uint64(max_parallelism - 1)).astype(np.int32)
     return np.mod(hashes.view(np.int64), np.int64(max_parallelism)).astype(np.int32)
+
+
+def _column_type(kind: pa.DataType) -> StateType:
+    """The type of a key column that comes without one; nanoseconds count as what they are in microseconds."""
+    if pa.types.is_timestamp(kind):
+        return DatetimeType(kind.tz is not None, "us" if kind.unit == "ns" else kind.unit)
+    return TimedeltaType() if kind == pa.duration("ns") else state_type(kind)
 
 
 _PLAIN_TYPES = {int, float, bool, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,

@@ -81,6 +81,8 @@ def _parse(annotation: Any, outer: tuple[type, ...]) -> StateType:
         return _tuple(arguments, outer)
     if isinstance(annotation, type):
         return _from_class(annotation, outer)
+    if isinstance(annotation, typing.NewType):
+        return _parse(annotation.__supertype__, outer)
     raise _unsupported(annotation)
 
 
@@ -166,6 +168,8 @@ def _encoded_default(kind: StateType, given: bool, default: Any) -> bytes | None
 
 
 def _from_arrow(kind: pa.DataType) -> StateType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return UuidType() if kind.extension_name == "arrow.uuid" else _from_arrow(kind.storage_type)
     if pt.is_integer(kind):
         return IntType(kind.bit_width, pt.is_signed_integer(kind))
     if pt.is_float64(kind) or pt.is_float32(kind):

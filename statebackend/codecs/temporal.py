@@ -180,16 +180,24 @@ class DatetimeType(CountedType):
         super().__init__()
 
     def check(self, value: Any) -> None:
-        if not isinstance(value, datetime):
+        if not isinstance(value, datetime) or bool(getattr(value, "nanosecond", False)):
             self.refuse(value)
         if self.zoned and value.tzinfo is None:
             self.refuse(value, "a datetime without a zone can't be stored as an instant",
                         "give it a tzinfo, or declare datetime instead of Zoned")
+        if self.zoned and value.year in (1, 9999):
+            self._require_utc(value)
         if not self.zoned and value.tzinfo is not None:
             self.refuse(value, "a datetime with a zone can't be stored in a type without one",
-                        "declare the type as statebackend.types.Zoned")
+                        "declare the type as statebackend.Zoned")
         if self.unit != "us" and (value - self._epoch) % self._step:
             self.refuse(value, f"a datetime is finer than the declared unit {self.unit}")
+
+    def _require_utc(self, value: datetime) -> None:
+        try:
+            value.astimezone(UTC)
+        except OverflowError:
+            self.refuse(value, "a datetime is out of the years 1 to 9999 in UTC")
 
     def to_number(self, value: datetime) -> int:
         return (value - self._epoch) // self._step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -179,6 +179,15 @@ def test_numpy_columns_and_dictionaries_are_taken() -> None:
     assert key_groups_of(pa.array([], pa.string()), 128).tolist() == []
     assert key_groups_of(np.array(["2024-01-01"], "datetime64[us]"), 128).tolist() == \
         [key_group_of(datetime(2024, 1, 1), 128)]
+
+
+def test_columns_in_nanoseconds_and_of_uuids_are_taken() -> None:
+    moment, span, name = datetime(2024, 1, 1, 0, 0, 0, 5), timedelta(seconds=3), uuid.UUID(int=7)
+    assert key_groups_of(pa.array([moment], pa.timestamp("ns")), 128).tolist() == [key_group_of(moment, 128)]
+    assert key_groups_of(pa.array([span], pa.duration("ns")), 128).tolist() == [key_group_of(span, 128)]
+    assert key_groups_of(pa.array([name.bytes], pa.uuid()), 128).tolist() == [key_group_of(name, 128)]
+    with pytest.raises(InvalidRequest):
+        key_groups_of(pa.array([1], pa.timestamp("ns")), 128)
 
 
 def test_a_moment_with_a_zone_hashes_as_its_instant() -> None:

@@ -9,7 +9,7 @@ import pickle
 import uuid
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, NewType, Optional
 
 import pyarrow as pa
 import pytest
@@ -470,6 +470,32 @@ def test_types_read_well() -> None:
     assert str(state_type(Address)) == "Address(street: str, number: int)"
     assert str(state_type(Decimal)) == "decimal(38, 18)"
     assert "tuple[int, ...]" in repr(state_type(tuple[int, ...]))
+
+
+def test_columns_of_other_writers_are_taken() -> None:
+    lists = pa.array([[1, 2]], pa.list_(pa.field("element", pa.int64(), nullable=False)))
+    assert state_type(list[int]).from_arrow(lists) == [[1, 2]]
+    assert state_type(list[int]).from_arrow(pa.array([[1]], pa.large_list(pa.int32()))) == [[1]]
+    maps = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32()))
+    assert state_type(dict[str, int]).from_arrow(maps) == [{"a": 1}]
+    structs = pa.array([{"street": "s", "number": 3}], pa.struct({"street": pa.large_string(), "number": pa.int16()}))
+    assert state_type(Address).from_arrow(structs) == [Address("s", 3)]
+    assert state_type(datetime).from_arrow(pa.array([datetime(2020, 1, 1)], pa.timestamp("ns"))) == [datetime(2020, 1, 1)]
+    there = uuid.UUID(int=5)
+    column = pa.array([there.bytes], pa.uuid())
+    assert state_type(pa.uuid()).from_arrow(column) == state_type(uuid.UUID).from_arrow(column) == [there]
+
+
+UserId = NewType("UserId", int)
+
+
+def test_a_new_type_is_the_type_it_names() -> None:
+    assert state_type(UserId) == state_type(int)
+
+
+def test_an_instant_that_utc_can_not_show_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="9999"):
+        state_type(Zoned).check(datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5))))
 
 
 def test_a_state_type_is_taken_as_it_is() -> None:

@@ -74,7 +74,8 @@ def run_service(settings: object) -> None:
         uvicorn.run(app_, host=settings.host, port=settings.port, log_level="warning", access_log=False,
                     ssl_certfile=settings.certificate, ssl_keyfile=settings.certificate_key, timeout_graceful_shutdown=5)
     except OSError as error:
-        raise Unavailable(f"can't listen on {settings.host}:{settings.port}: {error}", hint="choose another --port") from error
+        raise Unavailable(f"can't listen on {settings.host}:{settings.port}: {error}",
+                          hint="choose another --port") from error
 
 
 def _print_token(name: str) -> None:

@@ -171,12 +171,13 @@ def job_state(job_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")], operator:
               key: Annotated[str, Query(max_length=10_000)], found: Registered) -> dict[str, Any]:
     """What a running job's state holds for a key, as of its last completed checkpoint."""
     last = next((record for record in found.registry.checkpoints(job_id)
-                 if record.get("status") == "COMPLETED" and record.get("external_path")), None)
+                 if record.get("status") == "COMPLETED" and not record.get("is_savepoint") and record.get("external_path")),
+                None)
     if last is None:
         found.registry.job(job_id)
         raise NotFound("the job has no completed checkpoint yet", job_id=job_id)
-    answer = library.lookup(found.place(str(last["external_path"])).url, operator, state, key)
-    return {**answer, "checkpoint_id": last["id"], "as_of": last.get("latest_ack_timestamp")}
+    folder = found.place(str(last["external_path"]).rsplit("/chk-", 1)[0]).url
+    return library.lookup_latest(folder, operator, state, key)
 
 
 def _shown(item: Operation) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import xxhash
 import savepoint
 from checkpoint.storage import FileStore, locate
 from savepoint.values import from_text, to_plain
-from statebackend.errors import HoldfastError, InvalidRequest, Unavailable
+from statebackend.errors import HoldfastError, InvalidRequest, NotFound, Unavailable
 from statebackend.keygroups import KeyGroupRange
 
 _DEPTH = 3
@@ -113,6 +113,23 @@ def lookup(url: str, uid: str, state: str, key: str) -> dict[str, Any]:
     with savepoint.open(url) as opened:
         parsed = from_text(key, opened.key_type(uid))
         return {"key": to_plain(parsed), "value": to_plain(opened.lookup(uid, state, parsed))}
+
+
+def lookup_latest(job_folder: str, uid: str, state: str, key: str) -> dict[str, Any]:
+    """What the newest checkpoint of a running job holds for a key; one may go while it is read, then the next is taken."""
+    for _ in range(5):
+        with FileStore.at(job_folder) as store:
+            numbers = sorted((int(name[4:]) for name in store.folders("") if name.startswith("chk-") and name[4:].isdigit()),
+                             reverse=True)
+            newest = next((number for number in numbers if store.exists(f"chk-{number}/_metadata")), None)
+        if newest is None:
+            break
+        try:
+            return {**lookup(f"{job_folder}/chk-{newest}", uid, state, key), "checkpoint_id": newest}
+        except NotFound as error:
+            if error.message.startswith(("operator", "the savepoint has no operator", "there is no key")):
+                raise
+    raise NotFound("the job has no completed checkpoint", path=job_folder)
 
 
 def download(url: str, uid: str, state: str, form: str) -> Iterator[bytes]:

@@ -42,8 +42,8 @@ class HostListener(Protocol):
 class Remote(Protocol):
     """Reaches subtasks of other hosts. Calls come from subtask threads."""
 
-    def send(self, to: Endpoint, element: Element) -> None: ...
-    def grant(self, to: Endpoint, credit: int) -> None: ...
+    def send(self, to: Endpoint, attempt: int, element: Element) -> None: ...
+    def grant(self, to: Endpoint, attempt: int, credit: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,27 @@ class TaskHost:
     def __init__(self, listener: HostListener, clock: Clock, remote: Remote | None = None) -> None:
         self._listener, self._clock, self._remote = listener, clock, remote
         self._runners: dict[SubtaskId, Runner] = {}
+        self._prepared: list[Runner] = []
         self._pool = ThreadPoolExecutor(SNAPSHOT_THREADS, thread_name_prefix="snapshot")
 
     def deploy(self, assignments: Iterable[Assignment]) -> None:
         """Wire the subtasks to each other and to those that run already, then start them."""
+        self.prepare(assignments)
+        self.start_prepared()
+
+    def prepare(self, assignments: Iterable[Assignment]) -> None:
+        """Everything but the start: from now on elements for these subtasks find their mailbox."""
         new = [Runner(assignment, self._listener, self._clock, self._pool) for assignment in assignments]
         self._runners.update({runner.id: runner for runner in new})
         for runner in new:
-            runner.connect([self._sender(endpoint) for endpoint in runner.assignment.receivers],
-                           [self._granter(endpoint) for endpoint in runner.assignment.senders])
-        for runner in new:
+            attempt = runner.assignment.attempt
+            runner.connect([self._sender(endpoint, attempt) for endpoint in runner.assignment.receivers],
+                           [self._granter(endpoint, attempt) for endpoint in runner.assignment.senders])
+        self._prepared = new
+
+    def start_prepared(self) -> None:
+        prepared, self._prepared = self._prepared, []
+        for runner in prepared:
             runner.start()
 
     def trigger(self, subtasks: Iterable[SubtaskId], barrier: Barrier) -> None:
@@ -91,15 +102,15 @@ class TaskHost:
     def request_status(self, subtasks: Iterable[SubtaskId]) -> None:
         self._each(subtasks, lambda runner: runner.post(runner.core_call("on_status_request")))
 
-    def element(self, to: Endpoint, element: Element) -> None:
-        """An element from another host."""
+    def element(self, to: Endpoint, attempt: int, element: Element) -> None:
+        """An element from another host; those of an earlier attempt are dropped."""
         runner = self._runners.get(to.subtask)
-        if runner is not None:
+        if runner is not None and runner.assignment.attempt == attempt:
             runner.post_element(to.channel, element)
 
-    def credit(self, to: Endpoint, credit: int) -> None:
+    def credit(self, to: Endpoint, attempt: int, credit: int) -> None:
         runner = self._runners.get(to.subtask)
-        if runner is not None:
+        if runner is not None and runner.assignment.attempt == attempt:
             runner.post_credit(to.channel, credit)
 
     def cancel(self, subtasks: Iterable[SubtaskId] | None = None, timeout: float = 10.0, *,
@@ -130,21 +141,21 @@ class TaskHost:
         for runner in chosen:
             call(runner)
 
-    def _sender(self, to: Endpoint) -> Callable[[Element], None]:
+    def _sender(self, to: Endpoint, attempt: int) -> Callable[[Element], None]:
         runner = self._runners.get(to.subtask)
         if runner is not None:
             channel, post = to.channel, runner.post_element
             return lambda element: post(channel, element)
         remote = self._require_remote(to)
-        return lambda element: remote.send(to, element)
+        return lambda element: remote.send(to, attempt, element)
 
-    def _granter(self, to: Endpoint) -> Callable[[int], None]:
+    def _granter(self, to: Endpoint, attempt: int) -> Callable[[int], None]:
         runner = self._runners.get(to.subtask)
         if runner is not None:
             channel, post = to.channel, runner.post_credit
             return lambda credit: post(channel, credit)
         remote = self._require_remote(to)
-        return lambda credit: remote.grant(to, credit)
+        return lambda credit: remote.grant(to, attempt, credit)
 
     def _require_remote(self, to: Endpoint) -> Remote:
         if self._remote is None:

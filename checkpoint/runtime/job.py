@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoint.dataflow.graph import Dataflow
 from checkpoint.protocol.messages import CancelJob, CompleteRequest, Restored, TriggerCheckpoint, TriggerSavepoint
-from checkpoint.protocol.restart import RestartStrategy, default_strategy
+from checkpoint.protocol.restart import RestartStrategy, restart_strategy
 from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.runtime.deployment import BackendChoice, Builder, JobSpec
 from checkpoint.runtime.executor import Executor, RestoreFrom, ThreadExecutor
@@ -177,9 +177,10 @@ class JobHandle:
 
 
 def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | Mapping[str, Any] | None = None,
-          runtime: str = "threads", settings: CheckpointSettings | None = None, restart: RestartStrategy | None = None,
-          restore: str | None = None, parallelism: int | Mapping[str, int] | None = None,
-          uid_mapping: Mapping[str, str] | None = None, allow_non_restored_state: bool = False, claim: bool = False,
+          runtime: str = "threads", settings: CheckpointSettings | None = None,
+          restart: RestartStrategy | str | None = None, restore: str | None = None,
+          parallelism: int | Mapping[str, int] | None = None, uid_mapping: Mapping[str, str] | None = None,
+          allow_non_restored_state: bool = False, claim: bool = False,
           job_id: str | None = None, job: str | None = None, workers: int | None = None, region_restart: bool = True,
           unfenced: bool = False, storage_options: Mapping[str, Any] | None = None, work_dir: str | None = None,
           channel_credit: int | None = None, clock: Clock | None = None) -> JobHandle:
@@ -204,14 +205,15 @@ def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | M
                    parallelism=overrides, storage_options=options, work_dir=work_dir, channel_credit=channel_credit)
     storage = spec.storage()
     try:
-        return _start(flow, spec, storage, settings, restart or default_strategy(settings.enabled), point, runtime, job, workers,
+        return _start(flow, spec, storage, settings, _strategy(restart, settings), point, runtime, job, workers,
                       uid_mapping or {}, allow_non_restored_state, claim, region_restart, checkpoint_dir, clock)
     except BaseException:
         storage.close()
         raise
 
 
-def _start(flow: Dataflow, spec: JobSpec, storage: JobStorage, settings: CheckpointSettings, restart: RestartStrategy,
+def _start(flow: Dataflow, spec: JobSpec, storage: JobStorage, settings: CheckpointSettings,
+           restart: RestartStrategy | None,
            point: RestorePoint | None, runtime: str, job: str | None, workers: int | None,
            uid_mapping: Mapping[str, str], allow_non_restored_state: bool, claim: bool, region_restart: bool,
            root: str | None, clock: Clock | None) -> JobHandle:
@@ -254,7 +256,7 @@ def run(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | Map
     restore         "latest" for this flow's newest checkpoint, or the path of a checkpoint or savepoint
     parallelism     overrides that of all operators (a number), or of some (a mapping by uid)
 
-    More, by keyword: restart (a RestartStrategy), uid_mapping, allow_non_restored_state, claim, job_id, job
+    More, by keyword: restart (a RestartStrategy or its name), uid_mapping, allow_non_restored_state, claim, job_id, job
     ("file.py:attribute", for worker processes), workers, region_restart, unfenced, storage_options, work_dir.
     A failure that the restart strategy does not forgive is raised.
     """
@@ -281,6 +283,10 @@ def _temporary_root(runtime: str, run_id: str) -> str:
     import tempfile
 
     return tempfile.mkdtemp(prefix="holdfast-")
+
+
+def _strategy(given: RestartStrategy | str | None, settings: CheckpointSettings) -> RestartStrategy | None:
+    return restart_strategy(given, checkpointing=settings.enabled) if isinstance(given, str) else given
 
 
 def _path(answer: CompleteRequest) -> str:

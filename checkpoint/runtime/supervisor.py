@@ -50,7 +50,7 @@ from checkpoint.protocol.messages import (
     TriggerCheckpoint,
     TriggerSavepoint,
 )
-from checkpoint.protocol.restart import GiveUp, RestartStrategy
+from checkpoint.protocol.restart import Decision, GiveUp, RestartStrategy, default_strategy
 from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.runtime.deployment import Builder
 from checkpoint.runtime.executor import Deployment, Executor, RestoreFrom
@@ -58,6 +58,9 @@ from checkpoint.runtime.publishing import Publisher
 from statebackend.errors import Conflict, CorruptData, HoldfastError, IncompatibleState, InvalidRequest
 
 log = logging.getLogger("holdfast.job")
+
+SAME_FAILURES = 3
+"""Restarts after one and the same failure, without progress, that the default strategy tries."""
 
 
 class JobState(StrEnum):
@@ -109,7 +112,7 @@ class _Timed:
 class Supervisor:
     """The life of one job. `start` once; requests may come from any thread."""
 
-    def __init__(self, builder: Builder, settings: CheckpointSettings, restart: RestartStrategy, *,
+    def __init__(self, builder: Builder, settings: CheckpointSettings, restart: RestartStrategy | None = None, *,
                  restore: RestoreFrom | None = None, restored: Restored | None = None, region_restart: bool = True,
                  properties: Mapping[str, Any] | None = None, first_completed: Callable[[], None] | None = None) -> None:
         self.builder, self.settings = builder, settings
@@ -124,6 +127,9 @@ class Supervisor:
         self.coordinator = Coordinator(builder.wiring.job_plan(), settings)
         self._clock = builder.clock
         self._restart, self._region_restart = restart, region_restart
+        self._default_restart = default_strategy(settings.enabled)
+        self._last_seen: tuple[tuple[type, str], int] | None = None
+        self._repeats = 0
         self._restore, self._restored = restore, restored
         self._first_completed = first_completed
         self._publisher = Publisher(builder.plan, builder.storage, properties or {})
@@ -340,7 +346,7 @@ class Supervisor:
         return frozenset(other for other in self._attempts if other.task in region)
 
     def _restart_after(self, subtasks: frozenset[SubtaskId], error: BaseException) -> None:
-        decision = self._restart.on_failure(self._clock.now_ms(), self._random)
+        decision = self._decide(error)
         if isinstance(decision, GiveUp):
             self._fail(error)
             return
@@ -354,6 +360,18 @@ class Supervisor:
         if not self._restart_pending and not self.state.is_final:
             self._restart_pending = True
             self._after(delay, self._restart_now)
+
+    def _decide(self, error: BaseException) -> Decision:
+        """As the strategy says; the default one also gives up on a failure that comes back without any progress."""
+        if self._restart is not None:
+            return self._restart.on_failure(self._clock.now_ms(), self._random)
+        seen, latest = (type(error), str(error)), self.coordinator.latest
+        reached = latest.checkpoint_id if latest is not None else 0
+        self._repeats = self._repeats + 1 if (seen, reached) == self._last_seen else 0
+        self._last_seen = seen, reached
+        if self._repeats >= SAME_FAILURES:
+            return GiveUp(f"the same failure came {SAME_FAILURES + 1} times with no checkpoint completed in between")
+        return self._default_restart.on_failure(self._clock.now_ms(), self._random)
 
     def _restart_now(self) -> None:
         if self.coordinator.publishing is not None:

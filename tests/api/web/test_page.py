@@ -80,7 +80,7 @@ def test_a_savepoint_is_taken_opened_edited_compared_and_restored(page: Any, liv
     page.get_by_text("123456").last.wait_for()
     keep(page, "edit-preview")
     page.get_by_role("button", name="Write the new savepoint").click()
-    page.get_by_text("COMPLETED").first.wait_for()
+    page.get_by_text("COMPLETED", exact=True).first.wait_for()
     page.goto(f"{service.url}/web/#/diff?left={before}&right={before}-fixed")
     page.get_by_text("123456").wait_for()
     keep(page, "diff")

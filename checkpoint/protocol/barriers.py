@@ -171,7 +171,9 @@ class BarrierHandler:
         if self._open or self._is_over(barrier.checkpoint_id):
             return []
         self._close(barrier.checkpoint_id)
-        return [TakeSnapshot(barrier, False, (), max(0, now_ms - barrier.timestamp), 0)]
+        overtaking = barrier.options.unaligned and _may_overtake(barrier)
+        taken = TakeSnapshot(barrier, overtaking, (), max(0, now_ms - barrier.timestamp), 0)
+        return [taken, CaptureComplete(barrier.checkpoint_id, 0)] if overtaking else [taken]
 
     # -- what can be seen ----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from checkpoint.runtime.contracts import Barrier, Element, Partitioner, Records, Watermark
+from checkpoint.runtime.contracts import Barrier, Element, EndOfInput, Partitioner, Records, Watermark
 
 DEFAULT_CREDIT = 8
 DEFAULT_QUEUE_LIMIT = 8
@@ -76,6 +76,8 @@ class OutputChannel:
             self._send(self.index, element)
         elif type(element) is Watermark and type(queue[-1]) is Watermark:
             queue[-1] = element
+        elif type(queue[-1]) is EndOfInput:
+            queue.insert(len(queue) - 1, element)  # the end stays last; only a barrier comes after it was queued
         else:
             queue.append(element)
 

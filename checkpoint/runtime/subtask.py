@@ -197,6 +197,8 @@ class Subtask:
 
     def _put_all(self, element: Element) -> None:
         for channel in self._outputs:
+            if self.phase is Phase.ENDED and not channel.queue:
+                continue  # the end is the last element of a channel
             channel.put(element)
             if channel.queue:
                 self._waiting_outputs.add(channel.index)
@@ -427,8 +429,7 @@ class Subtask:
         pending = self.chain.snapshot(barrier.checkpoint_id, barrier.options, target)
         self._snapshots[barrier.checkpoint_id] = snapshot
         self._unresolved.add(barrier.checkpoint_id)
-        if self.phase is not Phase.ENDED:
-            self._send_barrier(snapshot, barrier, action.unaligned, now)
+        self._send_barrier(snapshot, barrier, action.unaligned, now)
         snapshot.sync_done(now, self._clock.now_ms())
         if barrier.options.stop and self.phase is Phase.RUNNING:
             self._holding = barrier.checkpoint_id
@@ -438,7 +439,12 @@ class Subtask:
         self._transport.start(task)
 
     def _send_barrier(self, snapshot: RunningSnapshot, barrier: Barrier, overtaking: bool, now: int) -> None:
+        may_overtake = overtaking or barrier.options.aligned_timeout_ms is not None
         for channel in self._outputs:
+            # The end of a channel counts as every barrier. It is only where the end itself waits behind records, which
+            # an unaligned checkpoint must not wait for, that a barrier goes ahead of it.
+            if self.phase is Phase.ENDED and not (channel.queue and may_overtake):
+                continue
             if overtaking and not channel.ordered:
                 snapshot.add_output(channel.edge, self.id.index, channel.receiver, channel.overtake(barrier))
                 continue

@@ -152,11 +152,10 @@ class SimChain(OperatorChain):
         if self._task.kind == "count":
             totals = [key for key in keyed if key[1] == "total"]
             self._emit([((name, "total", key[0], keyed.pop(key)), None) for key in totals])
-        elif self._task.kind == "rules":
+        elif self._task.kind == "rules" and self._owns(0) and (0, "told") not in keyed:
             # One subtask speaks for all: the one that holds the (otherwise unused) key 0 of this operator.
-            if self._owns(0) and (0, "told") not in keyed:
-                keyed[0, "told"] = 1
-                self._emit([((name, "rule", rule, times), None) for rule, times in self._state.rules.items()])
+            keyed[0, "told"] = 1
+            self._emit([((name, "rule", rule, times), None) for rule, times in self._state.rules.items()])
 
     def _owns(self, key: int) -> bool:
         return self._index == key_group(key) * self._parallelism // MAX_PARALLELISM

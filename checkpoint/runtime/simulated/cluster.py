@@ -149,7 +149,7 @@ class SimCluster:
 
     def _plan_faults(self) -> None:
         for _ in range(self._crashes):
-            self.after(self.random.randint(1, 250), self._crash)
+            self.after(self.random.randint(1, 150), self._crash)
         for _ in range(self.scenario.faults.clock_jumps):
             self.after(self.random.randint(1, 100), self._set_clock_back)
         for number, (at, what) in enumerate(self.scenario.requests):
@@ -404,13 +404,17 @@ class SimCluster:
             stored = self._restore_point()
             self.trace("restart from", stored.checkpoint_id if stored else "nothing")
             self._tell_restored(stored)
-            self._deploy(sorted(failed), stored, honour_ended=True)
+            self._deploy(sorted(failed), stored, honour_ended=self._has_parallelism_of(stored))
 
         self.after(self.random.randint(1, 20), restart)
 
     def _take_over(self) -> None:
         """A new process takes the job over from what is stored, perhaps at another parallelism."""
         self._restarting = False
+        if self._drained is not None:
+            # It was stored after its coordinator had died, so nothing is committed by it: the job goes on without it.
+            del self.storage.savepoints[self._drained.checkpoint_id]
+            self._drained = None
         self._start_run(self._restore_point())
 
     def _continue_from_savepoint(self) -> None:
@@ -429,7 +433,7 @@ class SimCluster:
     def _start_run(self, stored: StoredCheckpoint | None) -> None:
         self._generation = self.storage.begin()
         self._attempt += 1
-        if stored is not None and self.random.random() < 0.5:
+        if stored is not None and self.random.random() < 0.7:
             self._parallelism = self.scenario.rescaled(self.random, self._parallelism)
             self.rescales += 1
         plan = self.scenario.plan(self._parallelism)
@@ -440,8 +444,11 @@ class SimCluster:
         self.trace(f"generation {self._generation} starts at {dict(self._parallelism)} from",
                    stored.checkpoint_id if stored else "nothing")
         self._tell_restored(stored)
-        same = stored is not None and dict(stored.parallelism) == dict(self._parallelism)
-        self._deploy(list(plan.subtasks()), stored, honour_ended=same and self.random.random() < 0.5)
+        self._deploy(list(plan.subtasks()), stored,
+                     honour_ended=self._has_parallelism_of(stored) and self.random.random() < 0.5)
+
+    def _has_parallelism_of(self, stored: StoredCheckpoint | None) -> bool:
+        return stored is not None and dict(stored.parallelism) == dict(self._parallelism)
 
     def _tell_restored(self, stored: StoredCheckpoint | None) -> None:
         if stored is not None:

@@ -67,7 +67,7 @@ class JobSpec:
     channel_credit: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"job_id": self.job_id, "job_name": self.job_name, "run_id": self.run_id, "root": self.root,
+        return {"job_id": str(self.job_id), "job_name": self.job_name, "run_id": self.run_id, "root": self.root,
                 "backend": {"name": self.backend.name, **self.backend.options}, "generation": self.generation,
                 "unfenced": self.unfenced, "inline_threshold": self.inline_threshold,
                 "parallelism": dict(self.parallelism), "storage_options": dict(self.storage_options),

@@ -419,6 +419,7 @@ class Supervisor:
         try:
             self.last_statistics = self._executor.statistics()
             self._executor.cancel(read_mail=self.state is not JobState.FAILED)
+            self.last_statistics = self._executor.statistics() or self.last_statistics
             self._executor.close()
         except Exception as error:
             log.warning("the runtime did not close cleanly: %s", error)

@@ -153,7 +153,9 @@ class Subtask:
         now = self._clock.now_ms()
         if restore is not None:
             index_of = {edge.edge: index for index, edge in enumerate(self._inputs)}
-            self._recovered.extend((index_of[part.edge], batch) for part in restore.in_flight for batch in part.batches)
+            # Edges that have come to lie inside the chain are the chain's own to replay.
+            self._recovered.extend((index_of[part.edge], batch) for part in restore.in_flight
+                                   if part.edge in index_of for batch in part.batches)
             if restore.ended:
                 for channel in range(len(self._channels)):
                     self._barriers.on_end(channel, now)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 import savepoint
 from benchmarks.measure import Asked, Benchmark, WrongAnswer, timed
-from statebackend import key_groups_of
+from statebackend import ValueStateDescriptor, key_groups_of
 
 BASE = 3_000_000
 
@@ -44,7 +44,8 @@ class _Written(Benchmark):
     def _bootstrap(self) -> str:
         self.number += 1
         path = str(self.folder / f"savepoint-{self.number}")
-        savepoint.bootstrap(path, {"count.total": self.table}, max_parallelism=128)
+        with savepoint.SavepointWriter(path, max_parallelism=128) as writer:
+            writer.keyed("count", ValueStateDescriptor("total", int), self.table, key_type=int)
         return path
 
     def teardown(self) -> None:
@@ -156,7 +157,7 @@ class Regroup(_Written):
 
     def _regroup(self, seed: int) -> float:
         path = str(self.folder / f"regrouped-{seed}-{time.monotonic_ns()}")
-        seconds = timed(lambda: savepoint.rescale(self.path, path, max_parallelism=256))
+        seconds = timed(lambda: savepoint.rescale_savepoint(self.path, path, max_parallelism=256))
         with savepoint.open(path) as opened:
             if opened.max_parallelism("count") != 256 or opened.read("count", "total").read_all().num_rows != self.entries:
                 raise WrongAnswer("entries are missing")
@@ -168,8 +169,8 @@ class Regroup(_Written):
 
         def compare() -> None:
             nonlocal found
-            found = savepoint.diff(self.path, self.other)
+            found = savepoint.compare(self.path, self.other)
         seconds = timed(compare)
-        if not found.is_same:
+        if found:
             raise WrongAnswer("a difference where there is none")
         return self.entries / seconds

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +116,8 @@ class ServiceLoad(Benchmark):
             number += 1
             for job in own:
                 started = time.perf_counter()
-                body = {"state": "RUNNING", "checkpoints": [{"id": number, "status": "COMPLETED", "state_size": 5}]}
+                record = {"id": number, "status": "COMPLETED", "state_size": 5}
+                body = {"state": "RUNNING", "checkpoints": [record]}
                 status = await connection.request("POST", f"/jobs/{_job(job)}/heartbeat", body)
                 if status != 200:
                     errors.append(f"heartbeat answered {status}")
@@ -136,7 +137,7 @@ class _Connection:
     async def open(cls, port: int) -> _Connection:
         return cls(*await asyncio.open_connection("127.0.0.1", port), port)
 
-    async def request(self, method: str, path: str, body: dict[str, object] | None = None) -> int:
+    async def request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> int:
         data = b"" if body is None else json.dumps(body).encode()
         head = (f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(data)}\r\n\r\n")

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import Asked, Benchmark, WrongAnswer
-from statebackend import KeyGroupRange, LocalFiles, ValueStateDescriptor, create_backend
+from statebackend import KeyGroupRange, LocalFiles, ValueState, ValueStateDescriptor, create_backend
 
 
 class _Loaded(Benchmark):
@@ -32,7 +32,7 @@ class _Loaded(Benchmark):
         self.opened = create_backend(self.backend, **options)
         self.keyed: Any = self.opened.keyed(uid="bench", key_type=int, max_parallelism=128, key_groups=KeyGroupRange(0, 127))
         kind: Any = int if self.value_bytes == 8 else bytes
-        self.state: Any = self.keyed.state(ValueStateDescriptor("value", kind))
+        self.state = cast("ValueState[Any]", self.keyed.state(ValueStateDescriptor("value", kind)))
         self.files = LocalFiles(self.folder / "files")
         self.random = np.random.default_rng(7)
         for start in range(0, self.entries, 100_000):

@@ -49,7 +49,8 @@ def test_a_library_is_imported_only_where_it_is_at_home(library: str) -> None:
 
 
 def test_only_the_explicit_pickled_type_knows_pickle() -> None:
-    users = {str(path.relative_to(ROOT)) for path in modules() if {"pickle", "cloudpickle", "dill"} & set(imported_names(path))}
+    users = {str(path.relative_to(ROOT)) for path in modules()
+             if {"pickle", "cloudpickle", "dill"} & set(imported_names(path))}
     assert all(user.startswith(("statebackend/codecs/", "statebackend/types", "spark_integration/", "benchmarks/"))
                for user in users), users
 

@@ -34,7 +34,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Dependencies are read from the test environment, our own editable install is not: its finder is a .pth file,
     # and .pth files of added folders are not run.
     (site / "dependencies.pth").write_text(str(dependencies) + "\n")
-    done = run([str(bin_folder / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], folder)
+    install = [str(bin_folder / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    done = run(install, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return bin_folder
 

@@ -42,7 +42,8 @@ class EntryEncoder:
     def __init__(self, schema: StateSchema, form: KeyForm, max_parallelism: int, namespace_form: KeyForm | None) -> None:
         self._id = np.frombuffer(schema.state_id.to_bytes(2, "big"), np.uint8)
         self._form = form
-        self._max_parallelism = max_parallelism
+        self.key_type = form.kind
+        self.max_parallelism = max_parallelism
         self._namespace_form = namespace_form
         self._ttl = schema.ttl is not None
         self._encode = encoder(schema.value_type)
@@ -51,7 +52,7 @@ class EntryEncoder:
     # -- keys
 
     def _groups(self, keys: list[Any]) -> Any:
-        return key_groups_of(self._form.column(keys), self._max_parallelism, self._form.kind).astype(np.uint16)
+        return key_groups_of(self._form.column(keys), self.max_parallelism, self._form.kind).astype(np.uint16)
 
     def _namespaces(self, namespaces: Iterable[Any]) -> pa.BinaryArray:
         form = self._namespace_form

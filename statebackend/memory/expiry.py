@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import time_ns
 from typing import Any
 
-from statebackend.clock import Clock
+from statebackend.clock import Clock, SystemClock
 from statebackend.ttl import NEVER, TimeDomain, TtlConfig
 
 _NEVER_CLEAN = NEVER + 1
+
+
+def _system_now_ms() -> int:
+    """`SystemClock.now_ms` without the method call: every access of a state with TTL asks for the time."""
+    return time_ns() // 1_000_000
 
 
 class Expiry:
@@ -24,7 +30,8 @@ class Expiry:
     def __init__(self, config: TtlConfig, clock: Clock, watermark: Callable[[], int]) -> None:
         self.config = config
         self.ttl_ms = config.ttl_ms
-        self.now = clock.now_ms if config.time is TimeDomain.PROCESSING else watermark
+        self.now = watermark if config.time is TimeDomain.EVENT else \
+            _system_now_ms if type(clock) is SystemClock else clock.now_ms
         self.refresh = config.updates_on_read
         self.returns_expired = config.returns_expired
         self.on_read = config.cleanup.on_read

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from statebackend.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor
 from statebackend.errors import InvalidRequest
+from statebackend.memory.batch_state import Batches, dtype_of, fold_into, identity_of, is_number
 from statebackend.memory.forms import incoming
 from statebackend.memory.layers import MISSING
 from statebackend.memory.table_state import TableState
 from statebackend.state import AggregatingState, ReducingState
 from statebackend.ttl import NEVER
+from statebackend.types import StateType
 
 
 class _FoldingState(TableState):
@@ -72,6 +75,36 @@ class _FoldingState(TableState):
         for slot in sources:
             self.remove(slot)
 
+    def _use_columns(self, built_in: str | None, input_type: StateType | None) -> None:
+        """Let batches be folded by columns where function, types and keys allow it."""
+        if built_in is None or not Batches.possible(self) or not (built_in == "count" or is_number(input_type)):
+            return
+        if built_in == "avg":
+            self.batches = Batches(self, (np.dtype(np.float64), np.dtype(np.int64)))
+        elif is_number(self.value_type):
+            dtype = dtype_of(self.value_type)
+            self.batches = Batches(self, (dtype,), identity_of(built_in, dtype))
+
+    def _fold_batch(self, built_in: str | None, keys: Any, values: Any, input_type: StateType | None) -> bool:
+        """Fold a batch by columns; False, with nothing changed, where it must be looped."""
+        column = None if self.batches is None else self.batches.keys(keys)
+        if column is None or self.batches is None or built_in is None:
+            return False
+        numbers = None
+        if built_in != "count":
+            assert input_type is not None
+            if isinstance(values, (pa.Array, pa.ChunkedArray)) and values.null_count:
+                return False  # the loop names the key
+            numbers = self.batches.numbers(values, input_type, len(column))
+        elif len(values) != len(column):
+            return False
+        fold = fold_into(built_in)
+        return self.batches.change(column, lambda table, slots: fold(table, slots, numbers))
+
+    def _read_batch(self, keys: Any) -> tuple[list[Any], Any] | None:
+        column = None if self.batches is None else self.batches.keys(keys)
+        return None if column is None or self.batches is None else self.batches.read(column)
+
     def _add_rows(self, keys: pa.Array, values: list[Any]) -> None:
         with self.batch(keys) as held:
             if len(held) != len(values):
@@ -94,6 +127,7 @@ class MemoryReducingState(_FoldingState, ReducingState[Any]):
         super().__init__(*args)
         self._reduce = self.descriptor.reduce
         self._counts = self.descriptor.built_in == "count"
+        self._use_columns(self.descriptor.built_in, self.value_type)
 
     def add(self, value: Any) -> None:
         self._add(self.slot(), value)
@@ -117,11 +151,19 @@ class MemoryReducingState(_FoldingState, ReducingState[Any]):
         return left + right if self._counts else self._reduce(left, right)
 
     def add_many(self, keys: pa.Array, values: pa.Array) -> None:
-        column = list(values) if self._counts else self.values_of(values, len(values))
-        self._add_rows(keys, column)
+        if not self._fold_batch(self.descriptor.built_in, keys, values, self.value_type):
+            column = [1] * len(values) if self._counts else self.values_of(values, len(values))
+            self._add_rows(keys, column)
 
     def get_many(self, keys: pa.Array) -> pa.Array:
-        return self.value_type.to_arrow(self._results(keys))
+        read = self._read_batch(keys)
+        if read is None:
+            return self.value_type.to_arrow(self._results(keys))
+        (numbers,), there = read
+        if self.descriptor.default is not None:
+            numbers[~there] = self.descriptor.default
+            return pa.array(numbers)
+        return pa.array(numbers, mask=~there)
 
 
 class MemoryAggregatingState(_FoldingState, AggregatingState[Any, Any]):
@@ -134,6 +176,7 @@ class MemoryAggregatingState(_FoldingState, AggregatingState[Any, Any]):
         self._function = self.descriptor.function
         kind = self.descriptor.input_type
         self._check_input = incoming(kind, self.keyed.max_value_bytes) if kind is not None else None
+        self._use_columns(self.descriptor.built_in, kind)
 
     def add(self, value: Any) -> None:
         self._add(self.slot(), value)
@@ -162,6 +205,8 @@ class MemoryAggregatingState(_FoldingState, AggregatingState[Any, Any]):
 
     def add_many(self, keys: pa.Array, values: pa.Array) -> None:
         kind = self.descriptor.input_type
+        if self._fold_batch(self.descriptor.built_in, keys, values, kind):
+            return
         if kind is not None and self.descriptor.built_in != "count":
             column = self.values_of(values, len(values), kind)
         else:
@@ -169,8 +214,13 @@ class MemoryAggregatingState(_FoldingState, AggregatingState[Any, Any]):
         self._add_rows(keys, column)
 
     def get_many(self, keys: pa.Array) -> pa.Array:
-        results = self._results(keys)
         built_in = self.descriptor.built_in
+        read = self._read_batch(keys)
+        if read is not None:
+            columns, there = read
+            numbers = columns[0] if built_in != "avg" else columns[0] / np.where(there, columns[1], 1)
+            return pa.array(numbers, mask=~there)
+        results = self._results(keys)
         if built_in == "avg":
             return pa.array(results, pa.float64())
         return self.value_type.to_arrow(results) if built_in is not None else pa.array(results)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from statebackend.descriptors import StateDescriptor, StateKind
 from statebackend.entries import key_groups_of_entries
 from statebackend.errors import Closed, HoldfastError, InvalidRequest
 from statebackend.files import SnapshotSource, SnapshotTarget
-from statebackend.keygroups import KeyGroupRange
+from statebackend.keygroups import KeyGroupRange, key_groups_of
 from statebackend.memory import following
+from statebackend.memory.batch_state import leave_columns
+from statebackend.memory.columns import ColumnView
 from statebackend.memory.encode import EntryEncoder
 from statebackend.memory.folding_state import MemoryAggregatingState, MemoryReducingState
 from statebackend.memory.forms import KeyForm, is_int64
+from statebackend.memory.key_index import KeyIndex, indexable
 from statebackend.memory.layers import NO_KEY, Layer, Layers, release
 from statebackend.memory.list_state import MemoryListState
 from statebackend.memory.map_state import MapPart, MemoryMapState
@@ -47,7 +51,8 @@ class Epoch:
     def __init__(self, number: int) -> None:
         self.number = number
         self.layers: dict[str, Layer] = {}
-        self.columns: dict[str, Any] = {}
+        self.dirty: dict[str, Any] = {}
+        self.views: dict[str, ColumnView] = {}
 
 
 class MemoryKeyed(KeyedBackend):
@@ -56,6 +61,8 @@ class MemoryKeyed(KeyedBackend):
     incremental     whether snapshots may be deltas over the last completed one (the filesystem backend)
     max_state_size  the largest state that a snapshot takes, in bytes (the memory backend)
     """
+
+    __slots__ = ("_exact", "key")
 
     def __init__(self, *, uid: str, key_type: StateType, max_parallelism: int, key_groups: KeyGroupRange, clock: Clock,
                  incremental: bool, max_state_size: int | None, max_value_bytes: int) -> None:
@@ -84,6 +91,9 @@ class MemoryKeyed(KeyedBackend):
         self._unfinished: list[MemorySnapshot] = []
         self._garbage: list[Layer] = []
         self._folding = threading.Condition(self.lock)
+        self.index = KeyIndex(key_type)
+        self.columnar: bool = indexable(key_type)
+        self._compacted_at = 1 << 16
         self._is_folding = False
         self._exact: type | None = None
         self._use_fast_keys()
@@ -153,7 +163,7 @@ class MemoryKeyed(KeyedBackend):
 
     def _new_table(self, descriptor: StateDescriptor, schema: StateSchema) -> TableState:
         classes: dict[StateKind, type[TableState]] = {
-            StateKind.VALUE: value_state_class(descriptor, schema.namespace_type is not None),
+            StateKind.VALUE: value_state_class(descriptor, schema.namespace_type is not None, self.clock),
             StateKind.LIST: MemoryListState, StateKind.MAP: MemoryMapState,
             StateKind.REDUCING: MemoryReducingState, StateKind.AGGREGATING: MemoryAggregatingState}
         return classes[descriptor.kind](self, descriptor, schema)
@@ -247,6 +257,8 @@ class MemoryKeyed(KeyedBackend):
         self._next_epoch += 1
         for table in self._all_tables():
             epoch.layers[_name(table)] = table.freeze()
+            if table.columns is not None:
+                epoch.views[_name(table)], epoch.dirty[_name(table)] = table.columns.freeze()
         if self._incremental:
             if len(self._epochs) >= MAX_EPOCHS:
                 self._forget_chain()
@@ -262,7 +274,8 @@ class MemoryKeyed(KeyedBackend):
             assert isinstance(table, TableState)
             schema, namespace_form, expiry = table.schema, table.namespace_form, table.expiry
         encoder = EntryEncoder(schema, self.form, self.max_parallelism, namespace_form)
-        return TableView(table, schema, encoder, changed, expiry)
+        dirty = [older.dirty[_name(table)] for older in self._epochs if _name(table) in older.dirty]
+        return TableView(table, schema, encoder, changed, expiry, epoch.views.pop(_name(table), None), dirty)
 
     def _forget_chain(self) -> None:
         """The next snapshot is a full one."""
@@ -292,6 +305,57 @@ class MemoryKeyed(KeyedBackend):
         for one in pending:
             one.cancel()
 
+    # -- columns
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While the block runs, nobody folds layers into a base."""
+        with self._folding:
+            self._folding.wait_for(lambda: not self._is_folding)
+            yield
+
+    def require_columns(self) -> None:
+        """Called before a state turns into columns."""
+        self.require_open()
+
+    def take_uncommitted(self, name: str) -> list[Layer]:
+        """The layers of a state that later deltas must cover; the caller now sees to that."""
+        return [epoch.layers.pop(name) for epoch in self._epochs if name in epoch.layers]
+
+    def leave_columns(self) -> None:
+        """Go back to dicts for good: some key can't be indexed."""
+        self.columnar = False
+        with self.quiet():
+            for table in self._tables.values():
+                if table.columns is not None:
+                    dirty = [epoch.dirty.pop(table.name) for epoch in self._epochs if table.name in epoch.dirty]
+                    leave_columns(table, dirty)
+        self.index = KeyIndex(self.key_type)
+
+    def compact_index(self) -> None:
+        """Forget keys that no state holds, once they are the most and no snapshot is under way."""
+        if self.index.count < self._compacted_at or self._unfinished:
+            return
+        with self.quiet():
+            used = np.zeros(self.index.count, bool)
+            tables = [table.columns for table in self._tables.values() if table.columns is not None]
+            parts = [part for columns in tables for part in (columns.live, columns.dirty)]
+            for part in (*parts, *(dirty for epoch in self._epochs for dirty in epoch.dirty.values())):
+                size = min(len(part), len(used))
+                used[:size] |= part[:size]
+            kept = np.flatnonzero(used)
+            if 2 * len(kept) < self.index.count:
+                for epoch in self._epochs:
+                    epoch.dirty = {name: _kept(dirty, kept) for name, dirty in epoch.dirty.items()}
+                for columns in tables:
+                    columns.keep(kept)
+                self.index.keep(kept)
+            self._compacted_at = max(1 << 16, 2 * self.index.count)
+
+    def require_held_keys(self, keys: pa.Array, state: str) -> None:
+        if len(self.key_groups) < self.max_parallelism:
+            self.require_held(key_groups_of(keys, self.max_parallelism, self.key_type), state)
+
     # -- snapshots: what the writer's thread calls
 
     def await_folding(self) -> None:
@@ -312,6 +376,10 @@ class MemoryKeyed(KeyedBackend):
             kept = {id(layer) for epoch in self._epochs for layer in epoch.layers.values()}
             work = [(table, [layer for layer in reversed(table.frozen) if not layer.folded], table.base)
                     for table in self._all_tables()]
+            for _, layers, _ in work:
+                for layer in layers:
+                    if not layer and not layer.removed:
+                        layer.folded = True
         try:
             for table, layers, base in work:
                 for layer in layers:
@@ -451,6 +519,14 @@ def _entries(table: TableState) -> int:
     if isinstance(table, MemoryMapState):
         return sum(len(table.stored_map(slot)) for slot in table.slots())
     return len(table.slots())
+
+
+def _kept(dirty: Any, slots: Any) -> Any:
+    """A bitmap of changed slots after the slots were numbered anew."""
+    inside = slots < len(dirty)
+    new = np.zeros(len(slots), bool)
+    new[inside] = dirty[slots[inside]]
+    return new
 
 
 def keyed_type(key_type: Any) -> StateType:

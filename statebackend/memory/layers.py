@@ -147,7 +147,7 @@ class Layers:
                     found.append(key)
             seen.update(list(layer.removed))
         if self.columns is not None:
-            found.extend(key for key in self.columns.keys() if key not in seen)
+            found.extend(key for key in self.columns.live_keys() if key not in seen)
         return found
 
     def merged(self, layers: Iterable[Layer]) -> tuple[dict[Any, Any], set[Any]]:

@@ -86,7 +86,7 @@ def _merged(runs: list[Rows]) -> Iterator[Rows]:
         return
     last = max(int(run.groups[-1]) for run in runs)
     bounds = [np.searchsorted(run.groups, np.arange(last + 2)) for run in runs]
-    totals = sum(np.diff(bound) for bound in bounds)
+    totals = np.sum([np.diff(bound) for bound in bounds], axis=0)
     begin = 0
     while begin <= last:
         end, rows = begin + 1, int(totals[begin])

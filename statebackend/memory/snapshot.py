@@ -91,6 +91,8 @@ class MemorySnapshot(PendingSnapshot):
             raise Unavailable(f"a snapshot can't be written: {error}", checkpoint_id=self.checkpoint_id,
                               operator=self._keyed.uid) from error
         finally:
+            for view in plan.views:
+                view.release()
             del plan
             self.phase = Phase.ENDED
             self._keyed.snapshot_ended(self, chain)
@@ -99,7 +101,9 @@ class MemorySnapshot(PendingSnapshot):
         with self._keyed.lock:
             already, self._cancelled = self._cancelled, True
             waiting = self.phase is Phase.NEW
-            if waiting:
+            if waiting and self._plan is not None:
+                for view in self._plan.views:
+                    view.release()
                 self.phase, self._plan = Phase.ENDED, None
         if waiting and not already:
             self._keyed.snapshot_cancelled(self)

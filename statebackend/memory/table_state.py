@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from statebackend.descriptors import StateDescriptor
 from statebackend.errors import InvalidRequest
+from statebackend.memory.batch_state import Batches
 from statebackend.memory.expiry import Expiry
 from statebackend.memory.forms import KeyForm, incoming, outgoing
 from statebackend.memory.layers import Layer, Layers
@@ -28,6 +29,7 @@ class TableState(Layers, State):
     What is stored under a slot is the kind's own affair; with TTL, values are (value, expires_at) pairs.
     """
 
+    __slots__ = ("expiry", "keyed")
     mergeable: ClassVar[bool] = True
 
     def __init__(self, keyed: MemoryKeyed, descriptor: StateDescriptor, schema: StateSchema) -> None:
@@ -43,6 +45,7 @@ class TableState(Layers, State):
         self.expiry = None if descriptor.ttl is None else Expiry(descriptor.ttl, keyed.clock, keyed.watermark_now)
         self._incoming = incoming(descriptor.value_type, keyed.max_value_bytes)
         self._outgoing = outgoing(descriptor.value_type)
+        self.batches: Batches | None = None
 
     # -- slots and namespaces
 
@@ -103,6 +106,9 @@ class TableState(Layers, State):
         self.remove(self.slot())
 
     def clear_many(self, keys: pa.Array) -> None:
+        column = None if self.batches is None else self.batches.keys(keys)
+        if column is not None and self.batches is not None and self.batches.remove(column):
+            return
         with self.batch(keys) as held:
             for slot in self.slots_of(held):
                 self.remove(slot)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 import pyarrow as pa
 
+from statebackend.clock import Clock, SystemClock
 from statebackend.codecs.scalars import BoolType, FloatType
+from statebackend.memory.batch_state import Batches, dtype_of, is_number
+from statebackend.memory.columns import ColumnTable
 from statebackend.memory.forms import is_int64
+from statebackend.memory.key_index import I64
 from statebackend.memory.layers import MISSING
 from statebackend.memory.table_state import TableState
 from statebackend.state import ValueState
-from statebackend.ttl import NEVER
+from statebackend.ttl import NEVER, TimeDomain
 
 
 class MemoryValueState(TableState, ValueState[Any]):
@@ -124,6 +129,8 @@ class _Direct(MemoryValueState):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.absent = self.descriptor.default
+        if is_number(self.value_type) and Batches.possible(self):
+            self.batches = Batches(self, (dtype_of(self.value_type),))
 
     def value(self) -> Any:
         return self.delta[self.keyed.key]
@@ -132,8 +139,31 @@ class _Direct(MemoryValueState):
         return slot in self.delta or (slot not in self.delta.removed and self.stored_below(slot))
 
     def value_many(self, keys: pa.Array) -> pa.Array:
-        delta = self.delta
-        return self.value_type.to_arrow([delta[key] for key in self.held_keys(keys)])
+        column = None if self.batches is None else self.batches.keys(keys)
+        read = self.batches.read(column) if self.batches is not None and column is not None else None
+        if read is None:
+            delta = self.delta
+            return self.value_type.to_arrow([delta[key] for key in self.held_keys(keys)])
+        (numbers,), there = read
+        if not there.all() and self.descriptor.default is not None:
+            numbers[~there] = self.descriptor.default
+            there = None
+        return pa.array(numbers, mask=None if there is None else ~there)
+
+    def update_many(self, keys: pa.Array, values: pa.Array) -> None:
+        column = None if self.batches is None else self.batches.keys(keys)
+        if column is None or self.batches is None or not self._put_many(self.batches, column, values):
+            super().update_many(keys, values)
+
+    def _put_many(self, batches: Batches, keys: pa.Array, values: Any) -> bool:
+        if isinstance(values, (pa.Array, pa.ChunkedArray)) and values.null_count:
+            return False
+        numbers = batches.numbers(values, self.value_type, len(keys))
+
+        def put(table: ColumnTable, slots: I64) -> bool:
+            table.put(slots, [numbers])
+            return True
+        return batches.change(keys, put)
 
     def _update_other(self, value: Any) -> None:
         MemoryValueState.update(self, value)
@@ -165,39 +195,91 @@ class ExactValueState(_Direct):
 
 
 class DirectTtlValueState(TtlValueState):
-    """TTL without namespaces over values that can't be changed: the same rules as `TtlValueState`, with fewer calls."""
+    """TTL without namespaces over integers: the same rules as `TtlValueState`, with fewer calls.
+
+    Entries written in one millisecond share one `expires_at` object, which keeps them small.
+    """
+
+    __slots__ = ("_expires", "_stamped", "_time")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert self.expiry is not None
+        self._time = self.expiry.now
+        self._stamped = self._expires = 0
 
     def value(self) -> Any:
         stored = self.delta[self.keyed.key]
+        now = self._time()
+        if now < self.expiry.due and stored is not MISSING and now < stored[1]:  # type: ignore[union-attr]
+            return stored[0]
+        self.touched()
+        return self._read(self.keyed.key)
+
+    def update(self, value: Any) -> None:
+        if type(value) is int and ((value > -0x3FFFFFFF and value < 0x3FFFFFFF)
+                                   or -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF):
+            now = self._time()
+            if now != self._stamped or now >= self.expiry.due:  # type: ignore[union-attr]
+                self._expires = self.expiry.stamp()  # type: ignore[union-attr]
+                self._stamped = now
+                self.touched()
+            self.delta[self.keyed.key] = (value, self._expires)
+        else:
+            TtlValueState.update(self, value)
+
+
+class SystemTtlValueState(DirectTtlValueState):
+    """The same on the machine's clock: milliseconds are worked out once each, not at every access.
+
+    `_until` is the second at which the current millisecond ends, or 0 while clean-up has work to do at each access.
+    """
+
+    __slots__ = ("_now", "_until")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._now, self._until = 0, 0.0
+
+    def _tick(self) -> None:
         expiry = self.expiry
-        now = expiry.now()  # type: ignore[union-attr]
-        if now >= expiry.due:  # type: ignore[union-attr]
-            self.touched()
-        if stored is not MISSING and now < stored[1] and not expiry.refresh:  # type: ignore[union-attr]
+        assert expiry is not None
+        self.touched()
+        self._now = now = expiry.now()
+        self._expires = expiry.stamp()
+        self._until = 0.0 if expiry.incremental and now >= expiry.due else (now + 1) / 1000
+
+    def value(self) -> Any:
+        if time() >= self._until:
+            self._tick()
+        stored = self.delta[self.keyed.key]
+        if stored is not MISSING and self._now < stored[1]:
             return stored[0]
         return self._read(self.keyed.key)
 
     def update(self, value: Any) -> None:
-        if value is None:
+        if type(value) is int and ((value > -0x3FFFFFFF and value < 0x3FFFFFFF)
+                                   or -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF):
+            if time() >= self._until:
+                self._tick()
+            self.delta[self.keyed.key] = (value, self._expires)
+        else:
             TtlValueState.update(self, value)
-            return
-        value = self.accept(value)
-        expiry = self.expiry
-        now = expiry.now()  # type: ignore[union-attr]
-        expires = now + expiry.ttl_ms  # type: ignore[union-attr]
-        if expires < expiry.due or expires > NEVER:  # type: ignore[union-attr]
-            expires = expiry.stamp()  # type: ignore[union-attr]
-        self.delta[self.keyed.key] = (value, expires)
-        if now >= expiry.due:  # type: ignore[union-attr]
-            self.touched()
 
 
-def value_state_class(descriptor: Any, named: bool) -> type[MemoryValueState]:
+def _ttl_class(descriptor: Any, clock: Clock) -> type[MemoryValueState]:
+    if not is_int64(descriptor.value_type) or descriptor.ttl.updates_on_read:
+        return TtlValueState
+    on_system_clock = descriptor.ttl.time is TimeDomain.PROCESSING and type(clock) is SystemClock
+    return SystemTtlValueState if on_system_clock else DirectTtlValueState
+
+
+def value_state_class(descriptor: Any, named: bool, clock: Clock) -> type[MemoryValueState]:
     """The class that serves a value state best."""
     kind = descriptor.value_type
     plain = not named and kind.immutable
     if descriptor.ttl is not None:
-        return DirectTtlValueState if plain else TtlValueState
+        return _ttl_class(descriptor, clock) if plain else TtlValueState
     if plain and is_int64(kind):
         return IntValueState
     if plain and (type(kind) is BoolType or (type(kind) is FloatType and kind.bits == 64)):

@@ -7,6 +7,7 @@ from typing import Any
 
 from statebackend.descriptors import StateKind
 from statebackend.entries import OP_DELETE, OP_PUT
+from statebackend.memory.columns import ColumnView, column_encoder
 from statebackend.memory.encode import CHUNK_ROWS, EntryEncoder
 from statebackend.memory.expiry import Expiry
 from statebackend.memory.layers import Layer, Layers, chunks
@@ -19,7 +20,7 @@ class TableView:
     """A table as it was at a freeze. `layers` and `changed` are oldest first; `changed` is what a delta covers."""
 
     def __init__(self, table: Layers, schema: StateSchema, encoder: EntryEncoder, changed: list[Layer],
-                 expiry: Expiry | None, columns: Any = None, changed_columns: Any = None) -> None:
+                 expiry: Expiry | None, columns: ColumnView | None, changed_columns: list[Any]) -> None:
         self.schema = schema
         self._table = table
         self._kind = StateKind(schema.kind)
@@ -36,7 +37,7 @@ class TableView:
         puts, removed = self._table.merged(self._layers)
         if self._columns is not None:
             hidden = self._hidden(puts, removed)
-            yield from self._columns.full(self._encoder, hidden)
+            yield from self._columns.full(self._encoder, hidden, column_encoder(self.schema.value_type))
         if self._kind is StateKind.MAP:
             yield from self._full_maps(puts)
             return
@@ -47,6 +48,11 @@ class TableView:
         for part in chunks(puts.items(), CHUNK_ROWS):
             yield from self._puts(self._unexpired(part))
 
+    def release(self) -> None:
+        """Nobody will ask for entries any more."""
+        if self._columns is not None:
+            self._columns.release()
+
     def _hidden(self, puts: dict[Any, Any], removed: set[Any]) -> set[Any]:
         """Keys whose entry in the columns is overridden by the dicts above them."""
         return {*puts, *removed, *self._base, *self._base.removed}
@@ -54,8 +60,9 @@ class TableView:
     def delta(self) -> Iterator[Rows]:
         """What changed, with what is gone."""
         puts, removed = self._table.merged(self._changed)
-        if self._changed_columns is not None:
-            yield from self._changed_columns.delta(self._encoder, {*puts, *removed})
+        if self._columns is not None:
+            yield from self._columns.delta(self._encoder, {*puts, *removed}, column_encoder(self.schema.value_type),
+                                           self._changed_columns)
         for gone in chunks(removed, CHUNK_ROWS):
             yield from self._deletes(gone)
         for part in chunks(puts.items(), CHUNK_ROWS):

@@ -104,6 +104,10 @@ def quiet() -> bool:
 
 _COMMANDS = frozenset(("run", "restore", "serve"))
 _GROUPS = frozenset(("savepoint", "checkpoint", "spark", "bench", "config"))
+_VERBS = frozenset((
+    "show", "list", "inspect", "read", "query", "diff", "edit", "transform", "rescale", "convert", "check", "verify",
+    "copy", "dispose", "bootstrap", "gc", "probe", "run", "compare", "guard", "peers", "savepoint", "restore", "pack",
+    "import"))
 
 
 class _Everywhere(MutableMapping[str, Any]):
@@ -118,7 +122,7 @@ class _Everywhere(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if self._depth == "root" and name in _COMMANDS | _GROUPS:
             return _Everywhere(self._values, "group" if name in _GROUPS else "command")
-        if self._depth == "group" and name not in self._values:
+        if self._depth == "group" and name in _VERBS:
             return _Everywhere(self._values, "command")
         return self._values[name]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from fsspec.asyn import sync
 
 from checkpoint.storage.drivers import FileInfo, FsspecDriver, Upload
 from statebackend.errors import InvalidRequest
 
 PART_SIZE = 8 << 20
 _DELETE_BATCH = 1000
+_STREAM_CHUNK = 4 << 20
 
 
 def s3_filesystem(options: dict[str, Any]) -> Any:
@@ -35,6 +39,8 @@ def s3_filesystem(options: dict[str, Any]) -> Any:
 class S3Driver(FsspecDriver):
     """Objects below a bucket or a prefix of it."""
 
+    default_timeout: float | None = None  # the client has its own, per connection and per read
+
     def __init__(self, options: dict[str, Any], root: str) -> None:
         super().__init__(s3_filesystem(options), root, "s3", exclusive=True)
 
@@ -44,6 +50,20 @@ class S3Driver(FsspecDriver):
         if end is not None and end <= start:
             return b""
         return bytes(_get(self.filesystem, bucket, key, byte_range))
+
+    def stream(self, path: str, start: int = 0) -> Iterator[bytes]:
+        """The bytes from `start` on by one request; a chunk is on its way while the one before is being used."""
+        bucket, key = self._key(path)
+        loop = self.filesystem.loop
+        body = sync(loop, _body, self.filesystem, bucket, key, {"Range": f"bytes={start}-"} if start else {})
+        coming = asyncio.run_coroutine_threadsafe(_next_chunk(body), loop)
+        try:
+            while chunk := coming.result():
+                coming = asyncio.run_coroutine_threadsafe(_next_chunk(body), loop)
+                yield chunk
+        finally:
+            coming.cancel()
+            loop.call_soon_threadsafe(body.close)
 
     def create(self, path: str, data: bytes) -> None:
         bucket, key = self._key(path)
@@ -111,7 +131,6 @@ class S3Driver(FsspecDriver):
         """End the session; s3fs would leave that to the garbage collector, which may run after the event loop."""
         client, self.filesystem._s3 = self.filesystem._s3, None
         if client is not None:
-            from fsspec.asyn import sync
             sync(self.filesystem.loop, client.__aexit__, None, None, None, timeout=5)
 
     def _pages(self, prefix: str, delimiter: str) -> Iterable[dict[str, Any]]:
@@ -159,12 +178,25 @@ class _S3Upload:
             self._filesystem.call_s3("abort_multipart_upload", **self._place, UploadId=upload_id)
 
 
-def _get(filesystem: Any, bucket: str, key: str, byte_range: dict[str, str]) -> bytes:
-    from fsspec.asyn import sync
+async def _body(filesystem: Any, bucket: str, key: str, byte_range: dict[str, str]) -> Any:
+    reply = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **byte_range)
+    return reply["Body"]
 
+
+async def _next_chunk(body: Any) -> bytes:
+    parts, size = [], 0
+    while size < _STREAM_CHUNK:
+        part = await body.read(_STREAM_CHUNK - size)
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _get(filesystem: Any, bucket: str, key: str, byte_range: dict[str, str]) -> bytes:
     async def get() -> bytes:
-        reply = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **byte_range)
-        async with reply["Body"] as body:
+        async with await _body(filesystem, bucket, key, byte_range) as body:
             data: bytes = await body.read()
             return data
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkpoint.storage import generations, layout
 from checkpoint.storage.files import CheckpointSource, CheckpointTarget
@@ -28,6 +28,9 @@ from statebackend.clock import Clock, SystemClock
 from statebackend.durations import duration_ms, size_bytes
 from statebackend.errors import Conflict, CorruptData, HoldfastError, InvalidRequest, NotFound
 from statebackend.files import StateFile
+
+if TYPE_CHECKING:
+    from checkpoint.storage.probe import ProbeReport
 
 DEFAULT_INLINE_THRESHOLD = "20KiB"
 DEFAULT_GRACE = "10s"
@@ -115,9 +118,9 @@ class JobStorage:
         """Raise `Conflict` if a newer run has taken this job over."""
         generations.require_newest(self.store, self.generation)
 
-    def probe(self) -> Any:
-        """Prove that the store honours conditional create and the rest; raises if it does not (and is not unfenced)."""
-        report = self._root.probe()
+    def probe(self) -> ProbeReport:
+        """The start-up probe: raises if the store does not honour conditional create (and is not unfenced)."""
+        report = self._root.probe(quick=True)
         report.require(unfenced=self._unfenced)
         return report
 
@@ -235,7 +238,7 @@ class JobStorage:
     def retain(self, count: int, *, in_use: Collection[int] = ()) -> tuple[int, ...]:
         """Drop completed checkpoints beyond the newest `count`; call it after publishing. Returns those dropped.
 
-        `in_use` are completed checkpoints that one in progress builds upon. Pinned ones stay. The first call of a
+        `in_use` are completed checkpoints that one in progress builds upon. Pinned ones stay. The first drop of a
         generation also removes orphans that an earlier run left behind.
         """
         self.require_newest()
@@ -246,9 +249,7 @@ class JobStorage:
             for checkpoint in decision.drop:
                 self._drop(registry, checkpoint)
         self._flush_doomed()
-        if not self._swept:
-            self._swept = True
-            self._sweep_orphans()
+        self._sweep_orphans_once()
         return decision.drop
 
     def discard(self, checkpoint_id: int) -> None:
@@ -259,6 +260,7 @@ class JobStorage:
         with self._lock:
             self._drop(self._registered(), checkpoint_id)
         self._flush_doomed()
+        self._sweep_orphans_once()
 
     def close(self) -> None:
         """End orderly: what was dropped goes now, whatever its age, for no writer is left. Idempotent."""
@@ -406,7 +408,10 @@ class JobStorage:
                 folder.rmdir()
             self._dropped.discard(checkpoint)
 
-    def _sweep_orphans(self) -> None:
+    def _sweep_orphans_once(self) -> None:
+        if self._swept:
+            return
+        self._swept = True
         from checkpoint.storage.gc import apply_gc, plan_gc
         plan = plan_gc(self.store, clock=self._clock)
         if plan.orphans:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import xxhash
 
@@ -30,6 +30,9 @@ from checkpoint.storage.streams import RangeReader, StoreIO, StoreWriter
 from checkpoint.storage.urls import join_url, local_path_of, protocol_of, redacted, scrubber
 from statebackend.errors import Closed, Conflict, CorruptData, HoldfastError, InvalidRequest, NotFound
 from statebackend.files import StateFile, relative_path
+
+if TYPE_CHECKING:
+    from checkpoint.storage.probe import ProbeReport
 
 T = TypeVar("T")
 
@@ -238,12 +241,16 @@ class FileStore:
             temporary.unlink(missing_ok=True)
 
     def chunks(self, path: str, size: int | None = None) -> Iterator[bytes]:
-        """The bytes of a file in order; remote ones are read ahead by a few chunks."""
+        """The bytes of a file in order, read ahead where the store is remote. `size` is what is to be expected."""
         local = self.local_path(path)
         if local is not None:
             with self._call("open", path, lambda: open(local, "rb")) as stream:
                 while chunk := stream.read(1 << 20):
                     yield chunk
+            return
+        stream_from = getattr(self._driver, "stream", None)
+        if stream_from is not None:
+            yield from self._resumed(path, stream_from)
             return
         actual = self.size(path)
         if size is not None and actual != size:
@@ -292,10 +299,10 @@ class FileStore:
             raise failure
         return results
 
-    def probe(self, prefix: str = "") -> Any:
-        """Prove by doing that the store keeps the promises Holdfast relies on: a `ProbeReport`."""
+    def probe(self, *, quick: bool = False) -> ProbeReport:
+        """Prove by doing that the store keeps the promises Holdfast relies on; `quick`: only what a start needs."""
         from checkpoint.storage.probe import probe_store
-        return probe_store(self.child(prefix) if prefix else self)
+        return probe_store(self, quick=quick)
 
     def abandoned_uploads(self, before_ms: int) -> builtins.list[tuple[str, str]]:
         """Uploads in parts that were begun here before a moment and never ended: (path, upload id); S3 only."""
@@ -381,6 +388,24 @@ class FileStore:
                 whole = bool(unsettled) and self.info(path).size == size
             if not whole:
                 raise
+
+    def _resumed(self, path: str, stream_from: Callable[[str, int], Iterator[bytes]]) -> Iterator[bytes]:
+        """A stream that goes on where it broke; every chunk that arrives gives it all its attempts back."""
+        position, stream = 0, None
+
+        def next_chunk() -> bytes:
+            nonlocal stream
+            if stream is None:
+                stream = stream_from(self._full(path), position)
+            try:
+                return next(stream, b"")
+            except BaseException:
+                stream = None
+                raise
+
+        while chunk := self._call("read", path, next_chunk):
+            position += len(chunk)
+            yield chunk
 
     def _read_ahead(self, path: str, size: int) -> Iterator[bytes]:
         ranges = iter([(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)])

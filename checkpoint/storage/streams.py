@@ -48,11 +48,9 @@ class StoreWriter:
         view = memoryview(data).cast("B")
         self._digest.update(view)
         self._size += len(view)
-        if not self._buffer and len(view) == self._part_size:
-            self._send(bytes(view))
-            return len(view)
         self._buffer += view
-        while len(self._buffer) >= self._part_size:
+        # Parts begin only beyond two of them, so that a file a little larger than one is still one request.
+        while len(self._buffer) >= (2 if self._upload is None else 1) * self._part_size:
             size = self._part_size
             self._send(bytes(memoryview(self._buffer)[:size]))
             del self._buffer[:size]

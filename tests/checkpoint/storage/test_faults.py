@@ -75,7 +75,7 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(faulty: Faulty) -> None:
     with pytest.raises(Unavailable, match="full"):
         store.write("new", b"2")
     with pytest.raises(Unavailable, match="full"), store.writer("stream") as writer:
-        writer.write(bytes(9 << 20))
+        writer.write(bytes(17 << 20))
     faults.heal()
     assert [info.path for info in store.list(temporary=True)] == ["old"]
 

@@ -128,7 +128,7 @@ def test_an_upload_that_was_never_ended_is_found_and_ended(s3_root: str) -> None
         storage = JobStorage(root, JobId.random())
         storage.claim_generation()
         writer = storage.store.writer("shared/big")
-        writer.write(bytes(9 << 20))
+        writer.write(bytes(17 << 20))
         clock = ManualClock(SystemClock().now_ms() + 2 * 3_600_000)
         plan = plan_gc(storage.store, clock=clock)
         assert [(orphan.path, orphan.reason) for orphan in plan.orphans] == [("shared/big", gc.UPLOAD_ABANDONED)]

@@ -69,7 +69,7 @@ def test_version_1_is_still_written_byte_for_byte() -> None:
 def test_it_is_json_that_anybody_can_read() -> None:
     data = json.loads(example().to_bytes())
     assert data["version"] == 1
-    assert list(data)[0] == "version"
+    assert next(iter(data)) == "version"
     assert list(data)[-1] == "checksum"
     assert [operator["uid"] for operator in data["operators"]] == ["count", "window", "out"]
     count = data["operators"][0]
@@ -99,7 +99,7 @@ def test_sizes_tell_all_bytes_and_the_new_ones() -> None:
 
 def test_every_cut_is_noticed() -> None:
     data = example().to_bytes()
-    for length in [*range(0, 60), *range(60, len(data), 37), len(data) - 1]:
+    for length in [*range(60), *range(60, len(data), 37), len(data) - 1]:
         with pytest.raises((CorruptData, InvalidRequest)) as caught:
             CheckpointMetadata.from_bytes(data[:length], path="the/path/_metadata")
         assert isinstance(caught.value, CorruptData)

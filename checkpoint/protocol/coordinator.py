@@ -429,8 +429,9 @@ class Coordinator:
     def _count_failure(self, pending: PendingCheckpoint, reason: FailureReason, message: str) -> None:
         if self._over or self._last is not None:
             return
-        if pending.options.drain and reason is not FailureReason.SUBTASK_FAILED:
-            # The sources have ended for this savepoint and can't go on: only a restart brings them back.
+        if pending.options.drain and self._not_ready != self._subtasks:
+            # The sources have ended for this savepoint and can't go on: only a restart brings them back, and of all
+            # regions, not only of one that failed.
             self._actions.append(FailJob(reason, f"{message}; its sources are drained and can't go on"))
             return
         if not reason.counts or pending.is_savepoint:

@@ -122,6 +122,7 @@ class SimCluster:
         self._attempt = 0
         self._crashes = scenario.faults.crashes
         self._restarting = False
+        self._failed: set[SubtaskId] = set()
         self._drained: StoredCheckpoint | None = None
         self._tick_id = 0
         self._outcome: Outcome | None = None
@@ -377,6 +378,7 @@ class SimCluster:
         for node in self._nodes.values():
             node.alive = False
         self._restarting = True
+        self._failed = set(self._nodes)
         self._tick_id += 1
         self.after(self.random.randint(1, 30), self._take_over)
 
@@ -385,13 +387,14 @@ class SimCluster:
 
     def _fail_over(self, failed: frozenset[SubtaskId]) -> None:
         """The coordinator lives; the failed subtasks start again from the newest checkpoint."""
-        if self._restarting:
-            return
-        self._restarting = True
+        begun, self._restarting = self._restarting, True
+        self._failed |= failed
         self._attempt += 1
         for subtask_id in failed:
             self._nodes[subtask_id].alive = False
         self.tell(SubtasksFailed(failed, self._attempt, "a subtask crashed"))
+        if begun:
+            return
         coordinator = self._coordinator
 
         def restart() -> None:
@@ -404,7 +407,7 @@ class SimCluster:
             stored = self._restore_point()
             self.trace("restart from", stored.checkpoint_id if stored else "nothing")
             self._tell_restored(stored)
-            self._deploy(sorted(failed), stored, honour_ended=self._has_parallelism_of(stored))
+            self._deploy(sorted(self._failed), stored, honour_ended=self._has_parallelism_of(stored))
 
         self.after(self.random.randint(1, 20), restart)
 
@@ -486,6 +489,7 @@ class SimCluster:
         return range(sender, sender + 1) if exchange == "forward" else range(self._parallelism[task])
 
     def _deploy(self, subtasks: list[SubtaskId], stored: StoredCheckpoint | None, honour_ended: bool) -> None:
+        self._failed.clear()
         in_flight = self._in_flight(stored) if stored is not None else {}
         states: dict[str, list[SimState]] = {}
         nodes = []

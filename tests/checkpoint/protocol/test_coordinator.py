@@ -326,6 +326,17 @@ def test_a_failed_stop_lets_the_job_go_on_but_a_failed_drain_fails_it():
     assert story.of(FailJob)[0].restartable
 
 
+def test_a_region_that_fails_during_a_drain_takes_the_others_with_it():
+    story = Story()
+    story.tell(TriggerSavepoint("s", stop=True, drain=True))
+    story.tell(SubtasksFailed(frozenset(SOURCES), attempt=1))
+    assert story.of(FailJob)[0].restartable, "the other sources have ended for the savepoint's sake"
+    whole = Story()
+    whole.tell(TriggerSavepoint("s", stop=True, drain=True))
+    whole.tell(SubtasksFailed(frozenset(ALL), attempt=1))
+    assert not whole.of(FailJob)
+
+
 def test_subtasks_that_have_ended_are_triggered_directly():
     story = Story()
     story.tick(100)

@@ -337,7 +337,8 @@ class Coordinator:
         self._publish_next()
 
     def _complete(self, pending: PendingCheckpoint, completed: Completed) -> None:
-        ends = pending.options.stop or pending.all_ended
+        # A savepoint belongs to its user: unless it was to stop the job, the last checkpoint is one of our own.
+        ends = pending.options.stop or (pending.all_ended and not pending.is_savepoint)
         if not pending.is_savepoint:
             self._failures, self._needs_full = 0, False
             self._completed.append(completed)

@@ -367,6 +367,19 @@ def test_when_all_input_has_ended_a_last_checkpoint_ends_the_job():
     assert story.coordinator.retained == (1,)
 
 
+def test_a_savepoint_after_the_end_of_all_input_is_not_the_last_checkpoint():
+    story = Story(interval=None)
+    story.tell(TriggerSavepoint("s"))
+    for subtask in ALL:
+        story.tell(StatusReport(subtask, Phase.ENDED))
+    story.ack(1, ended=True)
+    story.publish(1)
+    assert NotifySavepointDone(1) in story.actions
+    story.ack(2, ended=True)
+    story.publish(2)
+    assert NotifyCompleted(2, last=True) in story.actions
+
+
 def test_a_last_checkpoint_that_fails_is_tried_again():
     story = Story(interval=None)
     for subtask in ALL:

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     )
     from checkpoint.dataflow.graph import Dataflow, GeneratedUidWarning
     from checkpoint.dataflow.watermarks import WatermarkStrategy
+    from checkpoint.protocol.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
     from checkpoint.protocol.settings import CheckpointSettings
+    from checkpoint.runtime.checking import RestoreReport, check_restore
     from checkpoint.runtime.contracts import SourceStatus
     from checkpoint.runtime.job import JobHandle, JobResult, run, start
+    from checkpoint.runtime.loading import load_flow
+    from checkpoint.runtime.restore_point import RestorePoint, resolve_restore
 
 _HOME = {
     "connectors.base": ["Sink", "SinkWriter", "Source", "SourceBatch", "SourceReader"],
@@ -41,9 +45,13 @@ _HOME = {
                            "KeyedProcessFunction", "OutputTag", "ProcessContext", "ProcessFunction"],
     "dataflow.graph": ["Dataflow", "GeneratedUidWarning"],
     "dataflow.watermarks": ["WatermarkStrategy"],
+    "protocol.restart": ["ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart", "RestartStrategy"],
     "protocol.settings": ["CheckpointSettings"],
+    "runtime.checking": ["RestoreReport", "check_restore"],
     "runtime.contracts": ["SourceStatus"],
     "runtime.job": ["JobHandle", "JobResult", "run", "start"],
+    "runtime.loading": ["load_flow"],
+    "runtime.restore_point": ["RestorePoint", "resolve_restore"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -49,7 +48,10 @@ def _shaped(table: pa.Table, schema: StateSchema) -> Any:
 
 def near_keys(savepoint: Savepoint, uid: str, state: str, key: Any) -> str | None:
     """Keys that look like the wanted one, out of the first ones stored."""
-    batches = islice(savepoint.read(uid, state, columns=[KEY]), 1)
-    known = [str(to_plain(value)) for batch in batches for value in batch.column(0).slice(0, _SAMPLED_KEYS).to_pylist()]
+    known: list[str] = []
+    for batch in savepoint.read(uid, state, columns=[KEY]):
+        known += [str(to_plain(value)) for value in batch.column(0).slice(0, _SAMPLED_KEYS - len(known)).to_pylist()]
+        if len(known) >= _SAMPLED_KEYS:
+            break
     near = get_close_matches(str(to_plain(key)), dict.fromkeys(known), n=3, cutoff=0.6)
     return f"near it are {', '.join(near)}" if near else None

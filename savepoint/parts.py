@@ -148,8 +148,9 @@ class _Part:
     def __init__(self, file: FileWriter, schema: pa.Schema, key_groups: KeyGroupRange) -> None:
         self.key_groups, self.last_group = key_groups, key_groups.first
         self._file = file
+        self._sink = WritableFile(file)
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(WritableFile(file), mode="w"), schema, compression=COMPRESSION,
+            pa.PythonFile(self._sink, mode="w"), schema, compression=COMPRESSION,
             compression_level=COMPRESSION_LEVEL, use_dictionary=False, write_statistics=True)
         self._buffer: list[pa.RecordBatch] = []
         self._buffered = 0
@@ -206,6 +207,8 @@ class _Part:
 
     def abort(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._sink.give_up()
+        self._writer.close()
         self._file.abort()
 
     def _settle(self) -> None:
@@ -327,12 +330,17 @@ class WritableFile:
     closed = False
 
     def __init__(self, file: FileWriter) -> None:
-        self._file = file
+        self._file: FileWriter | None = file
         self._position = 0
+
+    def give_up(self) -> None:
+        """Swallow what is still to come: Parquet writes a footer when it is closed, also after a failure."""
+        self._file = None
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
-        self._file.write(view)
+        if self._file is not None:
+            self._file.write(view)
         self._position += view.nbytes
         return view.nbytes
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
 from savepoint.columns import StateLayout
@@ -127,8 +128,9 @@ def _read_part(stream: Any, part: Part, wanted: list[int], layout: StateLayout, 
 
 def _ruled_in(stream: Any, wanted: list[int], where: ds.Expression) -> list[int]:
     """The row groups that their statistics do not rule out."""
-    source = stream if isinstance(stream, str) else pa.PythonFile(stream, mode="r")
-    fragment = ds.ParquetFileFormat().make_fragment(source, row_groups=wanted)
+    form = ds.ParquetFileFormat()
+    fragment = form.make_fragment(stream, filesystem=fs.LocalFileSystem(), row_groups=wanted) \
+        if isinstance(stream, str) else form.make_fragment(pa.PythonFile(stream, mode="r"), row_groups=wanted)
     return [group.id for piece in fragment.split_by_row_group(where) for group in piece.row_groups]
 
 

@@ -23,7 +23,7 @@ from checkpoint.storage.metadata import CheckpointMetadata, MetadataSummary
 from checkpoint.storage.opening import Located, check_files, load_metadata, locate, way_out_of
 from checkpoint.storage.registry import DeletionRules, SharedFileRegistry, Verdict, is_void, retention
 from checkpoint.storage.store import FileStore
-from checkpoint.storage.urls import join_url
+from checkpoint.storage.urls import join_url, protocol_of
 from statebackend.clock import Clock, SystemClock
 from statebackend.durations import duration_ms, size_bytes
 from statebackend.errors import Conflict, CorruptData, HoldfastError, InvalidRequest, NotFound
@@ -77,8 +77,7 @@ class JobStorage:
         self._doomed: dict[str, int] = {}
         self._dropped: set[int] = set()
         self._savepoints: dict[str, FileStore] = {}
-        self._unreadable = False
-        self._swept = False
+        self._unreadable = self._swept = self._closed = False
 
     @classmethod
     def of_folder(cls, store: FileStore) -> JobStorage:
@@ -141,7 +140,8 @@ class JobStorage:
         with self._lock:
             store = self._savepoints.get(folder)
             if store is None:
-                store = self._savepoints[folder] = FileStore.at(folder, unfenced=self._unfenced, **self._options)
+                store = self._savepoints[folder] = FileStore.at(folder, unfenced=self._unfenced,
+                                                                **self._options_for(folder))
         return CheckpointTarget(store, "", uid, subtask, inline_threshold=self.inline_threshold, self_contained=True,
                                 generation=self.generation)
 
@@ -264,11 +264,16 @@ class JobStorage:
 
     def close(self) -> None:
         """End orderly: what was dropped goes now, whatever its age, for no writer is left. Idempotent."""
-        self._flush_doomed(grace_ms=0)
-        for store in self._savepoints.values():
-            store.close()
-        if self._owns_store:
-            self._root.close()
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._flush_doomed(grace_ms=0)
+        finally:
+            for store in self._savepoints.values():
+                store.close()
+            if self._owns_store:
+                self._root.close()
 
     def __enter__(self) -> JobStorage:
         return self
@@ -287,7 +292,7 @@ class JobStorage:
             raise InvalidRequest("a savepoint must hold all its files itself", path=outside.path,
                                  hint="take a full snapshot for a savepoint")
         self.require_newest()
-        with FileStore.at(folder, unfenced=self._unfenced, **self._options) as store:
+        with FileStore.at(folder, unfenced=self._unfenced, **self._options_for(folder)) as store:
             store.create(layout.METADATA, replace(metadata, generation=self.generation).to_bytes())
             return store.url
 
@@ -314,7 +319,11 @@ class JobStorage:
     def _locate(self, path: str | int) -> Located:
         if isinstance(path, int):
             return Located(self.store, layout.checkpoint_metadata(path))
-        return locate(path, unfenced=self._unfenced, **self._options)
+        return locate(path, unfenced=self._unfenced, **self._options_for(path))
+
+    def _options_for(self, url: str) -> dict[str, Any]:
+        """The options of our own store, for a URL of the same kind; others go by their environment."""
+        return self._options if protocol_of(url) == protocol_of(self._root.url) else {}
 
     def _release(self, located: Located) -> None:
         if located.store is not self.store:

@@ -25,6 +25,8 @@ from statebackend.rocksdb.snapshot import (
 )
 from statebackend.rocksdb.writeback import Generation, WriteBack
 
+ROWS_THAT_TELL = 100
+"""A log of fewer rows is mostly the frame of its file."""
 Stored = Mapping[tuple[int, str, int], StateFile]
 
 
@@ -56,6 +58,7 @@ class Checkpoints:
         self._tables: Stored = {}
         self._completed = 0
         self._epochs: list[_Epoch] = []
+        self._row_bytes_seen = 0.0
         self._done: dict[int, _Finished] = {}
         self._running: dict[int, RocksSnapshot] = {}
         self._lock = threading.Lock()
@@ -85,21 +88,26 @@ class Checkpoints:
         logs = [*(epoch.log for epoch in self._epochs), self._engine.log]
         if chain is None or not all(log.complete for log in logs) or len(chain.log) + 1 > self._log_files:
             return True
-        return chain.log_bytes + sum(log.bytes for log in logs) + self._engine.dirty_estimate() > self._log_limit()
+        logged, rows = sum(log.bytes for log in logs), self._engine.dirty_rows()
+        return chain.log_bytes + logged + int(rows * self._row_bytes()) > self._log_limit()
+
+    def _row_bytes(self) -> float:
+        """About what a change takes in the log: as the last ones did, else as the stored entries do, and some more."""
+        if self._row_bytes_seen:
+            return 1.2 * self._row_bytes_seen
+        keys = self._engine.parts.estimated_keys()
+        return 1.2 * self._engine.parts.live_bytes() / keys if keys else 48
 
     def _log_limit(self) -> int:
-        """A log may grow to the size of the state, and to the floor in any case."""
-        if self._chain is not None and not self._chain.parts:
-            return self._floor
-        return max(self._floor, self._engine.parts.live_bytes())
+        """A log may grow to the size of what it is a log to, and to the floor in any case."""
+        base = sum(part.size for part in self._chain.parts) if self._chain is not None else 0
+        return max(self._floor, base)
 
     def trim_log(self) -> None:
         """Stop recording changes once the next snapshot has to materialise anyway."""
         log = self._engine.log
-        if not self._epochs and not (self._chain is not None and self._chain.parts):
-            limit = self._floor
-        else:
-            limit = max(self._floor, self._engine.parts.live_bytes())
+        waiting = bool(self._epochs)  # a materialisation may be under way, whose size is not known yet
+        limit = max(self._log_limit(), self._engine.parts.live_bytes()) if waiting else self._log_limit()
         if log.bytes > limit:
             log.give_up()
 
@@ -108,6 +116,8 @@ class Checkpoints:
             snapshot = self._running.get(checkpoint_id)
             tables = snapshot.uploaded if isinstance(snapshot, MaterialisedSnapshot) else self._tables
             self._done[checkpoint_id] = _Finished(generation.number, chain, tables)
+            if generation.log.rows > ROWS_THAT_TELL:
+                self._row_bytes_seen = generation.log.bytes / generation.log.rows
 
     def completed(self, checkpoint_id: int) -> None:
         """Later snapshots build on this one."""

@@ -14,7 +14,7 @@ from statebackend.clock import Clock
 from statebackend.codecs import hashing
 from statebackend.codecs.scalars import IntType
 from statebackend.entries import DEFAULT_NAMESPACE, NAMED_NAMESPACE
-from statebackend.errors import InvalidRequest
+from statebackend.errors import Closed, InvalidRequest
 from statebackend.keygroups import KeyGroupRange, key_grouper, key_groups_of
 from statebackend.types import StateType
 
@@ -39,7 +39,15 @@ class _NoKey:
         raise no_key()
 
 
+class _ClosedKey(_NoKey):
+    """The current key of a closed backend."""
+
+    def __hash__(self) -> int:
+        raise Closed("this state backend has been closed")
+
+
 NO_KEY: Any = _NoKey()
+CLOSED_KEY: Any = _ClosedKey()
 
 
 class KeyContext:
@@ -87,15 +95,16 @@ class KeyContext:
     def key(self) -> Any:
         """The current key; None before one is set."""
         token = self._token
-        if token is NO_KEY or type(token) is self._exact:
-            return None if token is NO_KEY else token
+        if isinstance(token, _NoKey):
+            return None
+        if type(token) is self._exact:
+            return token
         return self.key_type.decode_key_from(token, 2)[0]
 
     def encoded(self) -> bytes:
         """`key group | key` of the current key."""
         token = self._token
-        if token is NO_KEY:
-            raise no_key()
+        hash(token)  # refuses the absence of a key
         return self.encode(token) if type(token) is self._exact else token  # type: ignore[no-any-return]
 
     def encode(self, key: Any) -> bytes:

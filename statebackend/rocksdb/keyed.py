@@ -17,7 +17,7 @@ from statebackend.rocksdb.base import Expiry, RocksState
 from statebackend.rocksdb.checkpoints import Checkpoints
 from statebackend.rocksdb.cleanup import Maintenance, Sweeper
 from statebackend.rocksdb.collection import ListSequence, RocksListState, RocksMapState
-from statebackend.rocksdb.context import KeyContext
+from statebackend.rocksdb.context import CLOSED_KEY, KeyContext
 from statebackend.rocksdb.counting import entry_counts
 from statebackend.rocksdb.folding import RocksAggregatingState, RocksReducingState
 from statebackend.rocksdb.following import apply_log, chain_to_build_on, missing_log, stored_tables
@@ -293,6 +293,7 @@ class RocksDBKeyed(KeyedBackend):
         self._engine.parts.close()
         for table in self._engine.tables:
             table._dirty, table._frozen = _ClosedDirty(), ()
+        self._context._token = CLOSED_KEY
         self.set_current_key = self._refuse_key  # type: ignore[method-assign,assignment]
         shutil.rmtree(self.directory, ignore_errors=True)
         self._on_close(self)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from statebackend.backend import KeyedHandle, PendingSnapshot
 from statebackend.entries import entry_batch, write_entries
-from statebackend.errors import Conflict, HoldfastError
+from statebackend.errors import Conflict, HoldfastError, Unavailable
 from statebackend.files import SnapshotTarget, StateFile
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocksdb.changelog import Changelog, merged_changes
@@ -63,6 +63,7 @@ class RocksSnapshot(PendingSnapshot):
         self._cancelled = False
 
     def run(self) -> KeyedHandle:
+        self._go_on()
         with self._lock:
             if self._started:
                 raise Conflict("a snapshot can run only once", checkpoint_id=self._checkpoint_id)
@@ -76,6 +77,8 @@ class RocksSnapshot(PendingSnapshot):
         except HoldfastError as error:
             error.context.setdefault("checkpoint_id", self._checkpoint_id)
             raise
+        except OSError as error:
+            raise Unavailable(f"a snapshot can't be written: {error}", checkpoint_id=self._checkpoint_id) from error
         finally:
             self._drop_capture()
         self._finished(self._checkpoint_id, self._generation, chain)

@@ -3,6 +3,7 @@
 This is the one module that imports rocksdict (pinned; docs/formats/rocksdb.md lists what it must not be asked):
 - an upper bound is a borrowed pointer, so every scan holds its ReadOptions and the bound's bytes while it lives;
 - the lower bound sets the upper one, so scans start by `from_key`;
+- an iteration ends silently at a damaged block, so every scan asks for the status at its end;
 - iterating a Snapshot ignores the snapshot, so it is never done;
 - a database stays open, and locked, while any iterator lives, so scans are tracked and closed with it;
 - background threads do not survive a fork, so a forked child can't use the parent's databases at all;
@@ -71,22 +72,25 @@ def shared_memory(limit: int | None = None) -> SharedMemory:
 class Scan:
     """Rows of a range in key order, as they were when the scan was made; iterate it once.
 
-    It keeps what RocksDB only borrows (the read options and the bound) alive for as long as the iterator lives.
+    It keeps what RocksDB only borrows (the read options and the bound) alive for as long as the iterator lives, and
+    asks at the end whether it was one: rocksdict ends an iteration at a damaged block as if nothing followed.
     """
 
-    __slots__ = ("__weakref__", "_bound", "_forked", "_iterator", "_options", "_path")
+    __slots__ = ("__weakref__", "_bound", "_database", "_iterator", "_keys_only", "_last", "_options", "_path")
 
     def __init__(self, database: Any, path: Path, begin: bytes, end: bytes | None, *, keys_only: bool = False,
                  readahead: int = 0) -> None:
         self._path = path
         self._bound = end
+        self._last = begin
+        self._keys_only = keys_only
         self._options = rocksdict.ReadOptions()
-        self._forked = False
         if end is not None:
             self._options.set_iterate_upper_bound(end)
         if readahead:
             self._options.set_readahead_size(readahead)
             self._options.fill_cache(False)
+        self._database = database
         make = database.keys if keys_only else database.items
         self._iterator: Any = make(from_key=begin, read_opt=self._options)
 
@@ -95,21 +99,36 @@ class Scan:
         if self._iterator is None:
             raise Closed("a scan was used after its database was closed", path=str(self._path))
         try:
-            return list(islice(self._iterator, count))
+            rows = list(islice(self._iterator, count))
+            if rows:
+                self._last = rows[-1] if self._keys_only else rows[-1][0]
+            if len(rows) < count:
+                self._require_end()
+            return rows
         except HoldfastError:
             raise
         except Exception as error:
             raise translated(error, self._path) from error
 
+    def _require_end(self) -> None:
+        """Step over the last row with an iterator that tells its status."""
+        probe = self._database.iter(self._options)
+        probe.seek(self._last)
+        if probe.valid() and probe.key() == self._last:
+            probe.next()
+        probe.status()
+
     def __iter__(self) -> Iterator[Any]:
         chunk = 16
         while rows := self.take(chunk):
             yield from rows
+            if len(rows) < chunk:
+                break
             chunk = SCAN_CHUNK
         self.close()
 
     def close(self) -> None:
-        self._iterator = None
+        self._iterator = self._database = None
 
 
 class Store:
@@ -255,6 +274,7 @@ class Store:
         for scan in list(self._scans):
             if scan._iterator is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(scan._iterator))
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(scan._database))
                 scan.close()
         self.get = _refuse_forked(self.path)
 
@@ -287,7 +307,7 @@ def translated(error: Exception, path: Path) -> HoldfastError:
     if isinstance(error, OSError) or "IO error" in text:
         return Unavailable(f"RocksDB can't read or write its folder: {text}", path=str(path),
                            hint="check free space and permissions")
-    if isinstance(error, TypeError):
+    if isinstance(error, TypeError) or "only support bytes" in text:
         return InvalidRequest(f"RocksDB takes bytes only: {text}", path=str(path))
     return Unavailable(f"RocksDB failed: {text}", path=str(path))
 

@@ -126,11 +126,9 @@ class WriteBack:
         self.log.give_up()
         self.log = self._new_log(True)
 
-    def dirty_estimate(self) -> int:
-        """About how many bytes of changes are not yet in the log."""
-        tables = [(table, (table._dirty, *table._frozen)) for table in self.tables]
-        return sum(len(dirty) * 48 for _, layers in tables for dirty in layers) + \
-            sum(table._weight for table, _ in tables)
+    def dirty_rows(self) -> int:
+        """About how many changes are not yet in the log."""
+        return sum(len(layer) for table in self.tables for layer in (table._dirty, *table._frozen))
 
     # -- settling
 

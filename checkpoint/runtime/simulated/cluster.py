@@ -122,6 +122,7 @@ class SimCluster:
         self._attempt = 0
         self._crashes = scenario.faults.crashes
         self._restarting = False
+        self._all_dead = False
         self._failed: set[SubtaskId] = set()
         self._drained: StoredCheckpoint | None = None
         self._tick_id = 0
@@ -225,6 +226,8 @@ class SimCluster:
 
     def tell(self, event: Event) -> None:
         """An event for the coordinator, and what it makes of it."""
+        if self._all_dead:
+            return
         for action in self._coordinator.handle(event, self.clock.now_ms()):
             self._perform(action)
 
@@ -377,8 +380,7 @@ class SimCluster:
         self.trace("CRASH of everything, coordinator included")
         for node in self._nodes.values():
             node.alive = False
-        self._restarting = True
-        self._failed = set(self._nodes)
+        self._restarting = self._all_dead = True
         self._tick_id += 1
         self.after(self.random.randint(1, 30), self._take_over)
 
@@ -413,7 +415,7 @@ class SimCluster:
 
     def _take_over(self) -> None:
         """A new process takes the job over from what is stored, perhaps at another parallelism."""
-        self._restarting = False
+        self._restarting = self._all_dead = False
         if self._drained is not None:
             # It was stored after its coordinator had died, so nothing is committed by it: the job goes on without it.
             del self.storage.savepoints[self._drained.checkpoint_id]

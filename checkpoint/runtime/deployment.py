@@ -79,7 +79,7 @@ class JobSpec:
 
     def storage(self) -> JobStorage:
         return JobStorage(self.root, self.job_id, inline_threshold=self.inline_threshold, unfenced=self.unfenced,
-                          generation=self.generation, **self.storage_options)
+                          generation=self.generation, job_name=self.job_name, **self.storage_options)
 
 
 class Builder:

@@ -10,7 +10,7 @@ from checkpoint.storage import layout
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.metadata import CheckpointMetadata
 from checkpoint.storage.opening import load_metadata, locate
-from checkpoint.storage.storage import JobStorage, find_latest
+from checkpoint.storage.storage import JobStorage, dispose, find_latest
 from checkpoint.storage.urls import split_url
 from statebackend.errors import InvalidRequest
 
@@ -74,19 +74,4 @@ def resolve_restore(root: str | None, flow: Dataflow | str, restore: str, **opti
 
 def dispose_claimed(point: RestorePoint) -> None:
     """Delete a checkpoint or savepoint that the job has claimed, once its own first checkpoint stands alone."""
-    located = locate(point.url)
-    folder, _, _ = located.metadata_path.rpartition("/")
-    try:
-        if not folder:
-            located.store.delete([located.metadata_path])
-            located.store.delete_tree("")
-            return
-        root, job = split_url(split_url(point.url)[0])
-        checkpoint = layout.checkpoint_of_folder(folder)
-        if checkpoint is not None:
-            storage = JobStorage(root, job)
-            storage.claim_generation()
-            storage.discard(checkpoint)
-            storage.close()
-    finally:
-        located.store.close()
+    dispose(point.url)

@@ -128,10 +128,11 @@ class CheckpointSource:
     """
 
     def __init__(self, store: FileStore, *, on_damage: Callable[[CorruptData], None] | None = None,
-                 way_out: Callable[[], str | None] | None = None, owns_store: bool = False) -> None:
+                 way_out: Callable[[], str | None] | None = None, owns_store: bool = False,
+                 on_close: Callable[[], None] | None = None) -> None:
         self.store = store
         self.on_damage = on_damage
-        self._way_out, self._owns_store = way_out, owns_store
+        self._way_out, self._owns_store, self._on_close = way_out, owns_store, on_close
         self._verified: set[str] = set()
         self._damage: CorruptData | None = None
         self._background: ThreadPoolExecutor | None = None
@@ -182,6 +183,9 @@ class CheckpointSource:
         background, self._background = self._background, None
         if background is not None:
             background.shutdown(wait=True, cancel_futures=True)
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
         if self._owns_store:
             self.store.close()
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ from checkpoint.storage.store import FileStore
 from checkpoint.storage.urls import join_url, protocol_of
 from statebackend.clock import Clock, SystemClock
 from statebackend.durations import duration_ms, size_bytes
-from statebackend.errors import Conflict, CorruptData, HoldfastError, InvalidRequest, NotFound
+from statebackend.errors import Conflict, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from statebackend.files import StateFile
 
 if TYPE_CHECKING:
@@ -193,11 +194,15 @@ class JobStorage:
             self._release(located)
 
     def source(self, path: str | int, *, on_damage: Callable[[CorruptData], None] | None = None) -> CheckpointSource:
-        """The files of a checkpoint of this job by its number, or of any checkpoint or savepoint by URL."""
+        """The files of a checkpoint of this job by its number, or of any checkpoint or savepoint by URL.
+
+        A checkpoint of another job is pinned until the source is closed: that job may be running, and drop it.
+        """
         located = self._locate(path)
         if located.store is self.store and isinstance(path, int):
             return CheckpointSource(self.store, on_damage=on_damage, way_out=lambda: self.way_out(path))
-        return CheckpointSource(located.store, on_damage=on_damage, way_out=way_out_of(located), owns_store=True)
+        return CheckpointSource(located.store, on_damage=on_damage, way_out=way_out_of(located), owns_store=True,
+                                on_close=self._pinned(located))
 
     def list_checkpoints(self) -> list[CheckpointInfo]:
         """The completed checkpoints, oldest first; void ones left out, unreadable ones with their error."""
@@ -324,6 +329,23 @@ class JobStorage:
     def _options_for(self, url: str) -> dict[str, Any]:
         """The options of our own store, for a URL of the same kind; others go by their environment."""
         return self._options if protocol_of(url) == protocol_of(self._root.url) else {}
+
+    def _pinned(self, located: Located) -> Callable[[], None] | None:
+        """Pin a checkpoint in the folder of a job that has had runs; the function releases it."""
+        checkpoint = layout.checkpoint_of_folder(located.metadata_path.rpartition("/")[0])
+        if checkpoint is None or generations.newest_generation(located.store) == 0:
+            return None
+        pin = generations.pinned(located.store, checkpoint, self._clock)
+        try:
+            pin.__enter__()
+        except Unavailable:
+            return None  # a folder that we may only read: its files are kept by its owner's grace period alone
+
+        def release() -> None:
+            with contextlib.suppress(Unavailable):  # it expires by itself
+                pin.__exit__(None, None, None)
+
+        return release
 
     def _release(self, located: Located) -> None:
         if located.store is not self.store:

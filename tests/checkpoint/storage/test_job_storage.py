@@ -264,6 +264,17 @@ def test_a_pinned_checkpoint_stays_until_the_restore_is_done(storage: JobStorage
     assert storage.retain(1) == (1,)
 
 
+def test_a_source_of_another_job_pins_what_it_reads(storage: JobStorage, store_url: str) -> None:
+    url = publish(storage, 1, stored(storage, 1, shared=True))
+    publish(storage, 2)
+    with JobStorage(store_url, JobId.random()) as other:
+        with other.source(url) as source:
+            assert storage.retain(1) == ()
+            assert all(source.read(file) for file in other.load(url).files())
+        assert storage.retain(1) == (1,)
+    assert storage.store.list("pins") == []
+
+
 def test_a_pin_that_nobody_released_expires(store_url: str) -> None:
     clock = ManualClock(SystemClock().now_ms())
     with JobStorage(store_url, JobId.random(), grace=0, clock=clock) as storage:

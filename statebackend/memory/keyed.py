@@ -105,8 +105,9 @@ class MemoryKeyed(KeyedBackend):
         self._exact = None if self._closed or self._every_record or not is_int64(self.key_type) else int
 
     def set_current_key(self, key: Any) -> None:
-        if type(key) is self._exact and ((key > -0x3FFFFFFF and key < 0x3FFFFFFF)
-                                         or -0x8000000000000000 <= key <= 0x7FFFFFFFFFFFFFFF):
+        if type(key) is self._exact and (  # small numbers first: the interpreter compares them fastest
+                (key > -0x3FFFFFFF and key < 0x3FFFFFFF)  # type: ignore[operator]
+                or -0x8000000000000000 <= key <= 0x7FFFFFFFFFFFFFFF):  # type: ignore[operator]
             self.key = key
         else:
             self._set_key(key)

@@ -145,10 +145,10 @@ class _Direct(MemoryValueState):
             delta = self.delta
             return self.value_type.to_arrow([delta[key] for key in self.held_keys(keys)])
         (numbers,), there = read
-        if not there.all() and self.descriptor.default is not None:
+        if self.descriptor.default is not None:
             numbers[~there] = self.descriptor.default
-            there = None
-        return pa.array(numbers, mask=None if there is None else ~there)
+            return pa.array(numbers)
+        return pa.array(numbers, mask=~there)
 
     def update_many(self, keys: pa.Array, values: pa.Array) -> None:
         column = None if self.batches is None else self.batches.keys(keys)

@@ -36,15 +36,16 @@ def fold_built_in(state: FlatState, function: str | None, input_type: StateType 
         raise
     if not len(keys):
         return True
+    if function == "sum" and _may_overflow(column):
+        return False
+    grouped, prefixes = _group(state, keys, column, function)
     try:
-        grouped, prefixes = _group(state, keys, column, function)
         new = grouped.cast(state._type.arrow_type)
         old = _accumulators(state, prefixes)
-        combined = new if old is None else _COMBINE[function](old, new)
-    except pa.ArrowInvalid as error:
-        raise InvalidRequest(f"a folded value is out of range: {error}", state=state.descriptor.name,
-                             expected=str(state._type)) from error
-    if old is not None and old.null_count and function in ("sum", "count"):
+        combined = _COMBINE[function](old, new)
+    except pa.ArrowInvalid:
+        return False  # a value is out of range: the general way finds out which
+    if old.null_count and function in ("sum", "count"):
         combined = pc.coalesce(combined, new)
     _hold(state, prefixes, combined)
     return True
@@ -88,6 +89,14 @@ def _group(state: FlatState, keys: pa.Array, values: pa.Array, function: str) ->
     return folded.take(pa.array(index)), rows_as_bytes(rows[index])
 
 
+def _may_overflow(column: pa.Array) -> bool:
+    """Whether a sum of some rows could leave 64 bits, where Arrow would wrap around without a word."""
+    if not pt.is_integer(column.type):
+        return False
+    ends = pc.min_max(column)
+    return max(abs(ends["min"].as_py()), abs(ends["max"].as_py())) * len(column) >= 1 << 62
+
+
 def _single(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
@@ -99,8 +108,8 @@ def _order(rows: np.ndarray[Any, Any], groups: np.ndarray[Any, Any], width: int)
     return np.argsort(np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").ravel(), kind="stable")
 
 
-def _accumulators(state: FlatState, keys: list[bytes]) -> pa.Array | None:
-    """The accumulators of sorted entry keys as an addition sees them; null where there is none, None if nowhere."""
+def _accumulators(state: FlatState, keys: list[bytes]) -> pa.Array:
+    """The accumulators of sorted entry keys as an addition sees them; null where there is none."""
     if state._expiry is not None:
         limit, expired_too = state._expiry.limit(), state._expiry.returns_expired
         datas = [None if data is None or (data[:TIME_WIDTH] <= limit and not expired_too) else data[TIME_WIDTH:]
@@ -143,11 +152,12 @@ def fold_objects(state: Any, keys: Any, values: Any, input_type: StateType | Non
     for key, value in zip(prefixes, column):
         accumulators[key] = step(accumulators[key], value)
     encoded = []
-    for accumulator in accumulators.values():
+    for key, accumulator in accumulators.items():
         try:
             state._check(accumulator)
         except HoldfastError as error:
             error.context.setdefault("state", state.descriptor.name)
+            error.context.setdefault("key", state._context.key_type.decode_key_from(key, 4)[0])
             raise
         encoded.append(state._encode(accumulator))
     state._write_many(list(accumulators), encoded)

@@ -184,7 +184,9 @@ class FloatType(FixedWidth):
     def decode_key_array(self, array: pa.BinaryArray) -> pa.Array:
         bits = np.ascontiguousarray(rows_of(array, 8, str(self))).reshape(-1).view(">u8").astype("<u8")
         bits = np.where(bits >= np.uint64(_SIGN), bits ^ np.uint64(_SIGN), ~bits)
-        return from_numbers(bits.view("<f8").astype(self.dtype), self.arrow_type, array)
+        with np.errstate(all="ignore"):  # bytes that no 32-bit float encodes to
+            numbers = bits.view("<f8").astype(self.dtype)
+        return from_numbers(numbers, self.arrow_type, array)
 
     def hash_unsigned(self, value: float, seed: int) -> int:
         return hashing.hash_bytes(_double_bits(value).to_bytes(8, "little"), seed)
@@ -212,7 +214,8 @@ def _double_bits(value: float) -> int:
 
 
 def _double_bits_of(numbers: np.ndarray[Any, Any]) -> hashing.U64:
-    doubles = numbers.astype(np.float64) + 0.0  # turns -0.0 into 0.0
+    with np.errstate(all="ignore"):  # a signalling NaN becomes a quiet one
+        doubles = numbers.astype(np.float64) + 0.0  # turns -0.0 into 0.0
     bits = doubles.view(np.uint64)
     missing = np.isnan(doubles)
     if missing.any():

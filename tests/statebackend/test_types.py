@@ -7,6 +7,7 @@ import enum
 import math
 import pickle
 import uuid
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal
 from typing import Annotated, Any, NamedTuple, NewType, Optional
@@ -400,6 +401,31 @@ def test_bytes_that_no_value_encodes_to_are_named_as_damage(annotation: Any, dat
         kind.decode(data)
     with pytest.raises(CorruptData):
         kind.from_arrow(kind.decode_array(pa.array([data], pa.binary())))
+
+
+@each(VALUES)
+def test_any_bytes_are_a_value_or_named_as_damage(case: str) -> None:
+    annotation, strategy = VALUES[case]
+    kind = state_type(annotation)
+    if case == "pickled":
+        return  # the job's own class is unpickled, which is what was asked for
+    readers = [kind.decode, lambda data: kind.from_arrow(kind.decode_array(pa.array([data], pa.binary())))]
+    if case in KEYS:
+        readers += [kind.decode_key, lambda data: kind.from_arrow(kind.decode_key_array(pa.array([data], pa.binary()))),
+                    lambda data: kind.from_arrow(kind.decode_keys_at(pa.array([data], pa.binary()))[0])]
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.data())
+    def run(draw: Any) -> None:
+        whole = kind.encode(draw.draw(strategy))
+        noise = draw.draw(st.binary(max_size=24))
+        cut = draw.draw(st.integers(0, len(whole)))
+        for data in (noise, whole[:cut], whole[:cut] + noise, whole[:cut] + noise + whole[cut:]):
+            for read in readers:
+                with suppress(CorruptData):
+                    read(data)
+
+    run()
 
 
 @pytest.mark.parametrize(("annotation", "data"), [

@@ -16,7 +16,6 @@ from statebackend.codecs import hashing
 from statebackend.codecs.arrays import I64, ByteColumn, joined, spread
 from statebackend.codecs.base import Conversion, StateType
 from statebackend.codecs.containers import RecordKey, WireType
-from statebackend.codecs.fixed_records import decode_rows, encode_rows, heads_of
 from statebackend.errors import InvalidRequest
 
 
@@ -37,7 +36,6 @@ class FieldsType(WireType):
         self._from_wires = None if all(kind.from_wire is None for kind in types) else \
             [kind.from_wire for kind in types]
         self._checks = [kind.check for kind in types]
-        self._heads = heads_of(types)
         self._prepare()
 
     def split(self, value: Any) -> Sequence[Any]:
@@ -81,15 +79,6 @@ class FieldsType(WireType):
         if self.immutable:
             return value
         return self.build([kind.copy(field) for kind, field in zip(self.types, self.split(value))])
-
-    def encode_array(self, array: Any) -> pa.BinaryArray:
-        array = self.conform(array)
-        rows = encode_rows(array, self._heads) if self._heads is not None else None
-        return super().encode_array(array) if rows is None else rows
-
-    def decode_array(self, array: pa.BinaryArray) -> pa.Array:
-        rows = decode_rows(array, self._heads, self.arrow_type) if self._heads is not None else None
-        return super().decode_array(array) if rows is None else rows
 
     def require_key(self) -> None:
         if not self.types:

@@ -171,3 +171,9 @@ def test_golden_operator_state_is_read() -> None:
         lambda: store.union_list_state(ListStateDescriptor("files", Event)).get(),
         lambda: dict(store.broadcast_state(MapStateDescriptor("rules", str, float)).entries())]
     assert [read() for read in readers] == [[1, 2], [EVENT], {"a": 1.5}]
+
+
+def test_every_type_has_its_place_in_the_grammar() -> None:
+    grammar = (GOLDEN.parent.parent.parent / "docs" / "formats" / "codecs.md").read_text()
+    for case in load("codecs.json").values():
+        assert f"| `{case['type']['type']}` |" in grammar

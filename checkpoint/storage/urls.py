@@ -16,8 +16,9 @@ _USERINFO = re.compile(r"(://)[^/@\s]+@")
 
 def protocol_of(url: str) -> str:
     """The protocol of a URL: `file` for plain paths, the outermost one of a chain (`a::b://`)."""
-    if "::" in url.split("://", 1)[0]:
-        return url.split("::", 1)[0].lower()
+    first, chained, _ = url.partition("::")
+    if chained and "/" not in first:
+        return first.lower()
     if "://" not in url:
         return "file"
     return url.split("://", 1)[0].lower()

@@ -50,6 +50,7 @@ class RunningSnapshot:
         self.output_deadline: int | None = None
         self.state_task: SnapshotTask | None = None
         self.channel_task: SnapshotTask | None = None
+        self.processed_records = 0
         self._action, self._ended, self._target = action, ended, target
         self._alignment_ms = action.alignment_ms
         self._unaligned = action.unaligned
@@ -127,7 +128,8 @@ class RunningSnapshot:
             self._sync_ms, max(0, self._async_ms), self._alignment_ms, self._action.start_delay_ms,
             state_bytes=sum(handle.size for handle in handles) + other + in_flight,
             incremental_bytes=sum(handle.new_bytes for handle in handles) + other + in_flight,
-            in_flight_bytes=in_flight, in_flight_records=self._records, unaligned=self._unaligned)
+            in_flight_bytes=in_flight, in_flight_records=self._records,
+            processed_records=self.processed_records, unaligned=self._unaligned)
         return Acknowledge(subtask, self.checkpoint_id, SubtaskSnapshot(operators, self._file, self._ended), stats,
                            attempt)
 

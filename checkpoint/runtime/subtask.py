@@ -143,6 +143,7 @@ class Subtask:
         self._poll_at: int | None = None
         self._resend_at: int | None = None
         self._seen_coordinator = False
+        self._records_at_barrier: dict[int, int] = {}
         self._stepped_at = clock.now_ms()
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -348,6 +349,7 @@ class Subtask:
             self._watermarks.update(channel, element.timestamp)
             self._advance_watermark()
         elif type(element) is Barrier:
+            self._records_at_barrier.setdefault(element.checkpoint_id, self.records_in)
             self._perform(self._barriers.on_barrier(channel, element, now), now)
         elif type(element) is ChannelIdle:
             self._watermarks.deactivate(channel)
@@ -428,6 +430,10 @@ class Subtask:
             barrier = unaligned(barrier)
         target = self._target(barrier.checkpoint_id, barrier.options)
         snapshot = RunningSnapshot(barrier, action, self.phase is Phase.ENDED, target)
+        began = self._records_at_barrier.get(barrier.checkpoint_id, self.records_in)
+        snapshot.processed_records = self.records_in - began
+        self._records_at_barrier = {known: count for known, count in self._records_at_barrier.items()
+                                    if known > barrier.checkpoint_id}
         pending = self.chain.snapshot(barrier.checkpoint_id, barrier.options, target)
         self._snapshots[barrier.checkpoint_id] = snapshot
         self._unresolved.add(barrier.checkpoint_id)

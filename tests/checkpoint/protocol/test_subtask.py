@@ -168,6 +168,7 @@ def barrier(checkpoint_id, options=ALIGNED, timestamp=1000):
 def test_records_after_an_early_barrier_wait_for_the_other_channel():
     rig = Rig()
     rig.give(0, [1], barrier(1), [2])
+    rig.steps()
     rig.give(1, [3])
     assert rig.steps().blocked is Blocked.BARRIER
     assert rig.chain.state == [1, 3]
@@ -177,6 +178,7 @@ def test_records_after_an_early_barrier_wait_for_the_other_channel():
     assert sorted(rig.chain.state) == [1, 2, 3, 4]
     [ack] = rig.acks()
     assert ack.stats.state_bytes == 2
+    assert ack.stats.processed_records == 1, "what the open channel delivered while the other one waited"
     assert rig.barriers() == [1]
 
 

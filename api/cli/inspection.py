@@ -80,6 +80,8 @@ def _show_states(operator: dict[str, Any]) -> None:
 
 
 def _type(state: dict[str, Any]) -> str:
+    if state["kind"] == "timer":
+        return ""
     inner = state["value_type"] if state["map_key_type"] is None else f"{state['map_key_type']} -> {state['value_type']}"
     return inner if state["namespace_type"] is None else f"{inner} per {state['namespace_type']}"
 

@@ -76,7 +76,7 @@ def run(
                                   unaligned=unaligned, retained=retained, savepoint_dir=savepoint_dir)
     arguments: dict[str, Any] = {
         "checkpoint_dir": checkpoint_dir, "backend": backend, "settings": settings, "restore": restore,
-        "parallelism": parallelism_of(parallelism or []), "uid_mapping": dict(_pair(item) for item in map_uid or []),
+        "parallelism": parallelism_of(parallelism or []), "uid_mapping": dict(pair_of(item) for item in map_uid or []),
         "allow_non_restored_state": allow_non_restored_state, "unfenced": unfenced,
         "job_id": os.environ.get("HOLDFAST_JOB_ID")}
     if runtime == "spark":
@@ -112,7 +112,8 @@ def parallelism_of(given: list[str]) -> dict[str, int]:
     return chosen
 
 
-def _pair(item: str) -> tuple[str, str]:
+def pair_of(item: str) -> tuple[str, str]:
+    """Old and new uid of `OLD=NEW`."""
     old, equals, new = item.partition("=")
     if not equals or not old or not new:
         raise InvalidRequest("a mapping of uids is OLD=NEW", found=item)

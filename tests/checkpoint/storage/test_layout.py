@@ -45,7 +45,8 @@ def test_private_files_name_their_generation() -> None:
 
 
 @pytest.mark.parametrize(("url", "protocol", "shown"), [
-    ("/a/b", "file", "/a/b"), ("/odd::name/b", "file", "/odd::name/b"), ("file:///a/b?c", "file", "file:///a/b?c"), ("s3://bucket/x", "s3", "s3://bucket/x"),
+    ("/a/b", "file", "/a/b"), ("/odd::name/b", "file", "/odd::name/b"),
+    ("file:///a/b?c", "file", "file:///a/b?c"), ("s3://bucket/x", "s3", "s3://bucket/x"),
     ("s3://key:secret@bucket/x?sig=1", "s3", "s3://bucket/x"), ("memory://a", "memory", "memory://a"),
     ("ftp://u:p@h:21/x", "ftp", "ftp://h:21/x"), ("dir::file:///x", "dir", "dir::file:///x"),
     ("simplecache::s3://k:s@b/x", "simplecache", "simplecache::s3://b/x"),

@@ -21,9 +21,11 @@ from statebackend.rocksdb.changelog import Changelog
 from statebackend.rocksdb.parts import Parts
 from statebackend.rocksdb.store import WRITE_CHUNK, Operation
 
-EVICT_ENTRIES = 8_000
+EVICT_ENTRIES = 4_000
 """Entries written at once when a state has too many dirty ones: a pause of some milliseconds."""
 LOG_ROWS = 4_000
+SORTED_AT_ONCE = 100_000
+"""Changes of one state that are sorted in one go: some ten milliseconds."""
 Dirty = dict[bytes, Any]
 
 
@@ -90,6 +92,7 @@ class WriteBack:
         self._writing = threading.RLock()
         self._swapping = threading.Lock()
         self._closed = False
+        self._settler = 0
         self.log = self._new_log(logging)
         self.on_eviction: Callable[[], None] = _nothing
         """Called on the owner's thread after entries were written and logged before a barrier asked for it."""
@@ -139,8 +142,16 @@ class WriteBack:
                 if self._closed:
                     raise Closed("the backend was closed while a snapshot was written")
                 if self._pending and not through.settled:
-                    self._settle_one(self._pending[0])
-                    self._pending.popleft()
+                    self._settler = threading.get_ident()
+                    try:
+                        self._settle_one(self._pending[0])
+                        self._pending.popleft()
+                    finally:
+                        self._settler = 0
+
+    def is_settling_elsewhere(self) -> bool:
+        """Whether another thread writes a frozen generation just now, for which the owner would have to wait."""
+        return self._settler not in (0, threading.get_ident())
 
     def settle_all(self) -> None:
         """Make room for later changes: everything frozen is written, captures included."""
@@ -232,6 +243,12 @@ def after(prefix: bytes) -> bytes:
 def _operations_of(contents: list[tuple[Table, Dirty]],
                    existing: Callable[[bytes], list[bytes]]) -> Iterator[Operation]:
     """All changes as point operations in key order; sorted group by group, so that no sort takes long."""
+    if len(contents) == 1 and not contents[0][0].collection and len(contents[0][1]) <= SORTED_AT_ONCE:
+        table, dirty = contents[0]
+        state_id = table.state_id
+        for short in sorted(dirty):
+            yield short[:2] + state_id + short[2:], dirty[short]
+        return
     groups: dict[bytes, list[tuple[bytes, Table, Dirty]]] = {}
     for table, dirty in contents:
         for key in list(dirty):

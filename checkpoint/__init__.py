@@ -55,7 +55,14 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+__all__ = [
+    "BroadcastProcessFunction", "CheckpointSettings", "CheckpointedFunction", "CollectSink", "CollectionSource",
+    "Dataflow", "ExponentialDelay", "FailureRate", "FileSink", "FileSource", "FixedDelay", "GeneratedUidWarning",
+    "GeneratorSource", "JobHandle", "JobResult", "KeyedBroadcastProcessFunction", "KeyedProcessFunction", "NoRestart",
+    "OutputTag", "ProcessContext", "ProcessFunction", "RestartStrategy", "RestorePoint", "RestoreReport", "Sink",
+    "SinkWriter", "Source", "SourceBatch", "SourceReader", "SourceStatus", "TwoPhaseCommitSink", "WatermarkStrategy",
+    "check_restore", "load_flow", "resolve_restore", "run", "start",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from checkpoint.protocol.messages import Report, SubtaskId
 from checkpoint.runtime.contracts import Barrier
 from checkpoint.runtime.deployment import Builder
 from checkpoint.runtime.host import HostListener, TaskHost
-from checkpoint.runtime.restoring import Restorer, RestoreOptions
+from checkpoint.runtime.restoring import RestoreOptions, Restorer
 from checkpoint.storage.files import CheckpointSource
 from statebackend.errors import CorruptData
 
@@ -77,13 +77,14 @@ class ThreadExecutor:
         self._sources: list[CheckpointSource] = []
 
     def deploy(self, deployment: Deployment) -> None:
-        self._close_sources()
+        self._close_sources(1)
         self._host.deploy(assignments(self._builder, deployment, self._sources.append, self._listener))
 
     def trigger(self, subtasks: Iterable[SubtaskId], barrier: Barrier) -> None:
         self._host.trigger(subtasks, barrier)
 
     def completed(self, checkpoint_id: int, subtasks: Iterable[SubtaskId] | None, last: bool) -> None:
+        self._close_sources(0)
         self._host.completed(checkpoint_id, subtasks, last)
 
     def savepoint_done(self, checkpoint_id: int) -> None:
@@ -103,11 +104,11 @@ class ThreadExecutor:
 
     def close(self) -> None:
         self._host.close()
-        self._close_sources()
+        self._close_sources(0)
 
-    def _close_sources(self) -> None:
-        """Sources of an earlier deployment: every subtask that read from them has opened or is gone."""
-        while len(self._sources) > 1:
+    def _close_sources(self, keep: int) -> None:
+        """A source is done with when a checkpoint has completed, for that takes every subtask, or when they are gone."""
+        while len(self._sources) > keep:
             self._sources.pop(0).close()
 
 

@@ -53,7 +53,7 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
-        return self._supervisor.builder.spec.job_id
+        return str(self._supervisor.builder.spec.job_id)
 
     @property
     def state(self) -> JobState:

@@ -296,9 +296,20 @@ class Supervisor:
             log.warning("files of a dropped checkpoint could not be removed yet: %s", error)
 
     def _note_completed(self) -> None:
+        """Nothing depends on what was restored any more: a claimed checkpoint can go."""
         if self._first_completed is not None:
-            first, self._first_completed = self._first_completed, None
-            self._storage_work.submit(self._quietly, first)
+            self._storage_work.submit(self._run_first_completed)
+
+    def _run_first_completed(self) -> None:
+        if self._first_completed is None:
+            return
+        try:
+            self._first_completed()
+        except Conflict:
+            return  # somebody still reads it; the next completed checkpoint, or the end of the job, tries again
+        except Exception as error:
+            log.warning("the claimed checkpoint could not be deleted: %s", error)
+        self._first_completed = None
 
     def _answer(self, answer: CompleteRequest) -> None:
         future = self._requests.pop(answer.request_id, None)
@@ -426,6 +437,8 @@ class Supervisor:
         self._storage_work.shutdown(wait=True)
         if self.outcome is not None and self.state is not JobState.FAILED:
             self._settle_storage()
+            if self.coordinator.statistics.counts["completed"]:
+                self._run_first_completed()
         self._quietly(self.builder.storage.close)
         self.done.set()
         for future in self._requests.values():

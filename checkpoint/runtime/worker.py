@@ -104,6 +104,7 @@ class Worker:
             kind, body = frame
             if kind is Kind.CLOSE:
                 self._host.close()
+                self._close_sources(0)
                 return
             self._handlers[kind](wire.decode(body) if body else None)
 
@@ -143,8 +144,7 @@ class Worker:
         deployment = wire.deployment_from_json(data["deployment"])
         self._peers.route({SubtaskId(*subtask): path for subtask, path in data["placement"]})
         try:
-            while len(self._sources) > 1:
-                self._sources.pop(0).close()
+            self._close_sources(1)
             self._host.prepare(assignments(self._builder, deployment, self._sources.append, self))
         except Exception as error:
             self._control.send_value(Kind.DEPLOYED, wire.error_json(error))
@@ -160,6 +160,7 @@ class Worker:
 
     def _completed(self, data: Any) -> None:
         checkpoint_id, subtasks, last = data
+        self._close_sources(0)
         self._host.completed(checkpoint_id, _subtasks(subtasks) if subtasks is not None else None, last)
 
     def _savepoint_done(self, data: Any) -> None:
@@ -176,6 +177,10 @@ class Worker:
         self._control.send_value(Kind.STATISTICS, self._host.statistics())
         self._host.cancel(_subtasks(subtasks) if subtasks is not None else None, read_mail=read_mail)
         self._control.send_value(Kind.CANCELLED, number)
+
+    def _close_sources(self, keep: int) -> None:
+        while len(self._sources) > keep:
+            self._sources.pop(0).close()
 
     # -- data ------------------------------------------------------------------------------------------------------------
 

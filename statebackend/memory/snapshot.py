@@ -76,7 +76,7 @@ class MemorySnapshot(PendingSnapshot):
             if self._cancelled:
                 raise self._given_up()
             if self.phase is not Phase.NEW or self._plan is None:
-                raise InvalidRequest("a snapshot runs once", checkpoint_id=self.checkpoint_id)
+                raise Conflict("a snapshot runs once", checkpoint_id=self.checkpoint_id)
             self.phase = Phase.RUNNING
             plan, self._plan = self._plan, None
         chain: Chain | None = None

@@ -107,7 +107,7 @@ def key_group_of(key: Any, max_parallelism: int, key_type: Any = None) -> int:
     kind = type_of_value(key) if key_type is None else state_type(key_type)
     kind.require_key()
     kind.check(key)
-    return kind.hash_key(key) % max_parallelism
+    return ((kind.hash_unsigned(key, hashing.SEED) ^ _HALF) - _HALF) % max_parallelism
 
 
 def key_hasher(key_type: Any) -> Callable[[Any], int]:
@@ -175,17 +175,18 @@ def _column_type(kind: pa.DataType) -> StateType:
     return TimedeltaType() if kind == pa.duration("ns") else state_type(kind)
 
 
-_PLAIN_TYPES = {int, float, bool, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
-                uuid.UUID}
+_SIGNED, _UNSIGNED = IntType(), IntType(64, signed=False)
+_PLAIN_TYPES: dict[type, StateType] = {cls: state_type(cls) for cls in (
+    float, bool, str, bytes, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID)}
 
 
 def type_of_value(key: Any) -> StateType:
     """The type of a key or namespace that comes without one."""
     cls = type(key)
-    if cls is int and key >= 1 << 63:
-        return IntType(64, signed=False)
+    if cls is int:
+        return _UNSIGNED if key >= _HALF else _SIGNED
     if cls in _PLAIN_TYPES:
-        return state_type(cls)
+        return _PLAIN_TYPES[cls]
     if cls is datetime.datetime:
         return DatetimeType(zoned=key.tzinfo is not None)
     if isinstance(key, enum.Enum) or hasattr(cls, "_fields") or hasattr(cls, "__dataclass_fields__"):

@@ -36,6 +36,8 @@ class FieldsType(WireType):
         self._from_wires = None if all(kind.from_wire is None for kind in types) else \
             [kind.from_wire for kind in types]
         self._checks = [kind.check for kind in types]
+        self._key_encoders = [kind.encode_key for kind in types]
+        self._key_hashers = [kind.hash_unsigned for kind in types]
         self._prepare()
 
     def split(self, value: Any) -> Sequence[Any]:
@@ -87,7 +89,7 @@ class FieldsType(WireType):
             (kind.item if kind.nullable else kind).require_key()  # type: ignore[attr-defined]
 
     def encode_key(self, value: Any) -> bytes:
-        return b"".join([kind.encode_key(field) for kind, field in zip(self.types, self.split(value))])
+        return b"".join([encode(field) for encode, field in zip(self._key_encoders, self.split(value))])
 
     def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[Any, int]:
         fields = []
@@ -97,9 +99,9 @@ class FieldsType(WireType):
         return self.build(fields), offset
 
     def hash_unsigned(self, value: Any, seed: int) -> int:
-        for kind, field in zip(self.types, self.split(value)):
+        for hash_field, field in zip(self._key_hashers, self.split(value)):
             if field is not None:
-                seed = kind.hash_unsigned(field, seed)
+                seed = hash_field(field, seed)
         return seed
 
     def _hash_rows(self, array: pa.Array, seeds: Any) -> hashing.U64:

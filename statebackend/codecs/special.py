@@ -250,6 +250,9 @@ class EnumType(StrType):
     def encode_key(self, value: Any) -> bytes:
         return super().encode_key(self._name(value))
 
+    def decode_key(self, data: bytes) -> Any:
+        return self._member(super().decode_key(data)) if 0 not in data[:-2] else StateType.decode_key(self, data)
+
     def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[Any, int]:
         raw, end = read_escaped(self, data, offset)
         return self.decode(raw), end

@@ -97,8 +97,7 @@ class CountedType(StateType):
         return [None if number is None else convert(number) for number in self.arrow_to_wire(array)]
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        convert = self.to_number
-        return self.wire_to_arrow([None if value is None else convert(value) for value in values])
+        return pa.array(values, self.arrow_type)
 
     def arrow_to_wire(self, array: Any) -> list[Any]:
         array = self.conform(array)

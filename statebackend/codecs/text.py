@@ -62,7 +62,10 @@ class StrType(EscapedType):
 
     def decode_key(self, data: bytes) -> str:
         if data.find(0) == len(data) - 2 and data[-1] == 0:
-            return self.decode(data[:-2])
+            try:
+                return data[:-2].decode()
+            except UnicodeDecodeError as error:
+                self.corrupt(data, str(error))
         return super().decode_key(data)  # type: ignore[no-any-return]
 
     def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[str, int]:
@@ -134,6 +137,11 @@ class BytesType(EscapedType):
         if 0 in value:
             value = value.replace(b"\x00", b"\x00\xff")
         return value + b"\x00\x00"
+
+    def decode_key(self, data: bytes) -> bytes:
+        if data.find(0) == len(data) - 2 and data[-1] == 0:
+            return self.decode(data[:-2])
+        return super().decode_key(data)  # type: ignore[no-any-return]
 
     def decode_key_from(self, data: bytes, offset: int = 0) -> tuple[bytes, int]:
         raw, end = read_escaped(self, data, offset)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -146,8 +150,6 @@ def download(url: str, uid: str, state: str, form: str) -> Iterator[bytes]:
 def _encoded(opened: savepoint.Savepoint, reader: pa.RecordBatchReader, form: str) -> Iterator[bytes]:
     with opened:
         if form == "jsonl":
-            import msgspec
-
             for batch in reader:
                 plain = ({name: to_plain(value) for name, value in row.items()} for row in batch.to_pylist())
                 yield b"".join(msgspec.json.encode(row) + b"\n" for row in plain)
@@ -234,3 +236,27 @@ def edit_preview(source: str, changes: list[dict[str, Any]]) -> dict[str, Any]:
 
     with Edit(source, [patch_operation(change) for change in changes]) as edit:
         return {"changes": edit.plan()}
+
+
+def check(job: str, snapshot: str, uid_mapping: dict[str, str], allow_non_restored_state: bool,
+          parallelism: int | None, operator_parallelism: dict[str, int]) -> dict[str, Any]:
+    """What a restore would do. The job's file is loaded in a process of its own, never in the service."""
+    command = [sys.executable, "-m", "api.cli.main", "savepoint", "check", snapshot, job, "-o", "json"]
+    for old, new in uid_mapping.items():
+        command += ["--map-uid", f"{old}={new}"]
+    for uid, number in operator_parallelism.items():
+        command += ["--parallelism", f"{uid}={number}"]
+    command += ["--parallelism", str(parallelism)] if parallelism else []
+    command += ["--allow-non-restored-state"] if allow_non_restored_state else []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(job.rpartition(":")[0]).parent)
+    except subprocess.TimeoutExpired:
+        raise Unavailable("the check did not end within 60 s") from None
+    try:
+        report = msgspec.json.decode(done.stdout)
+    except msgspec.DecodeError:
+        message = (done.stderr.strip().splitlines() or ["the check failed"])[-1].removeprefix("error: ")
+        raise InvalidRequest(message) from None
+    lines = [{"operator": state["operator"], "state": state["state"], "verdict": state["fate"], "reason": state["reason"]}
+             for state in report["states"]]
+    return {"ok": report["ok"], "lines": lines, "parallelism": report["parallelism"]}

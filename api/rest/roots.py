@@ -29,6 +29,8 @@ class Roots:
         """A path of a request: relative to the first root, absolute, or a URL; always below a root."""
         if "\0" in path or any(ord(letter) < 32 for letter in path):
             raise InvalidRequest("a path holds control characters")
+        if any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.split("/")) or len(path) > 3000:
+            raise InvalidRequest("a path or a name in it is too long")
         text = _without_file_scheme(path)
         if "://" not in text and not text.startswith("/"):
             text = f"{self.urls[0].rstrip('/')}/{text}"

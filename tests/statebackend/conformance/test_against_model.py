@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -214,20 +215,20 @@ class BackendMachine(RuleBasedStateMachine):
         self.model.means.setdefault(key, []).append(number)
         self.model.window_sums[key, namespace] = self.model.window_sums.get((key, namespace), 0) + number
 
-    @rule(key=key, target=st.sampled_from([1, 2]), sources=st.lists(st.sampled_from([1, 2, 3]), max_size=2))
-    def merge(self, key: int, target: int, sources: list[int]) -> None:
+    @rule(key=key, into=st.sampled_from([1, 2]), sources=st.lists(st.sampled_from([1, 2, 3]), max_size=2))
+    def merge(self, key: int, into: int, sources: list[int]) -> None:
         subtask = self._of(key)
         for state in (subtask.lists, subtask.maps, subtask.window_sums):
-            state.merge_namespaces(target, sources)
+            state.merge_namespaces(into, sources)
         model = self.model
         for source in dict.fromkeys(sources):
-            if source == target:
+            if source == into:
                 continue
             if (key, source) in model.lists:
-                model.lists[key, target] = model.lists.get((key, target), []) + model.lists.pop((key, source))
-            model.maps.setdefault((key, target), {}).update(model.maps.pop((key, source), {}))
+                model.lists[key, into] = model.lists.get((key, into), []) + model.lists.pop((key, source))
+            model.maps.setdefault((key, into), {}).update(model.maps.pop((key, source), {}))
             if (key, source) in model.window_sums:
-                model.window_sums[key, target] = model.window_sums.get((key, target), 0) + \
+                model.window_sums[key, into] = model.window_sums.get((key, into), 0) + \
                     model.window_sums.pop((key, source))
 
     # -- batches
@@ -351,10 +352,8 @@ class BackendMachine(RuleBasedStateMachine):
         self.next_checkpoint += 1
         begun = [subtask.keyed.snapshot(number, Failing(), full=True) for subtask in self.subtasks]
         for one in begun:
-            try:
-                one.run()  # a subtask without state may have nothing to write
-            except Unavailable:
-                pass
+            with suppress(Unavailable):  # a subtask without state may have nothing to write
+                one.run()
         for subtask in self.subtasks:
             subtask.keyed.checkpoint_aborted(number)
 

@@ -39,7 +39,8 @@ def test_calls_without_a_current_key_are_refused(stage: Any) -> None:
 
 
 @pytest.mark.parametrize(("key_type", "wrong"), [
-    (int, [None, "1", 1.0, True, 2**63, -(2**63) - 1]), (str, [None, 1, b"a", "\ud800"]), (bytes, [None, "a", bytearray(b"a")]),
+    (int, [None, "1", 1.0, True, 2**63, -(2**63) - 1]), (str, [None, 1, b"a", "\ud800"]),
+    (bytes, [None, "a", bytearray(b"a")]),
     (float, [None, "1", 2**60 + 1]), (bool, [None, 1]), (tuple[int, str], [None, (1,), (1, 2), [1, "a"]])])
 def test_wrong_keys_are_refused_and_the_current_key_stays(stage: Any, key_type: Any, wrong: list[Any]) -> None:
     right = {int: 1, str: "a", bytes: b"a", float: 1.5, bool: True}.get(key_type, (1, "a"))
@@ -55,7 +56,8 @@ def test_wrong_keys_are_refused_and_the_current_key_stays(stage: Any, key_type: 
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [
-    (int, ["1", 1.5, True, 2**63, -(2**63) - 1]), (pa.int8(), [128, -129]), (pa.uint16(), [-1, 65536]), (float, ["x", 2**70 + 1]),
+    (int, ["1", 1.5, True, 2**63, -(2**63) - 1]), (pa.int8(), [128, -129]), (pa.uint16(), [-1, 65536]),
+    (float, ["x", 2**70 + 1]),
     (str, [1, b"x", "\udfff"]), (bool, [1, "true"]), (list[int], [(1,), ["a"], 5]), (dict[str, int], [{"a": "b"}, {1: 1}])])
 def test_wrong_values_name_state_and_key_and_change_nothing(stage: Any, kind: Any, wrong: list[Any]) -> None:
     keyed = stage.keyed()
@@ -125,8 +127,8 @@ def test_a_state_registered_twice_must_be_the_same(stage: Any) -> None:
     keyed = stage.keyed()
     first = keyed.state(ValueStateDescriptor("s", int))
     assert keyed.state(ValueStateDescriptor("s", int)) is first
-    for other in (ValueStateDescriptor("s", str), ListStateDescriptor("s", int), ValueStateDescriptor("s", int, ttl=TtlConfig(5)),
-                  MapStateDescriptor("s", str, int)):
+    for other in (ValueStateDescriptor("s", str), ListStateDescriptor("s", int), MapStateDescriptor("s", str, int),
+                  ValueStateDescriptor("s", int, ttl=TtlConfig(5))):
         with pytest.raises(InvalidRequest, match="twice"):
             keyed.state(other)
     with pytest.raises(InvalidRequest, match="twice"):
@@ -169,7 +171,8 @@ def test_everything_is_refused_after_close(stage: Any) -> None:
     backend = stage.backend()
     keyed = backend.keyed(uid="one", key_type=int, clock=stage.clock)
     value, total = keyed.state(ValueStateDescriptor("v", int)), keyed.state(ReducingStateDescriptor("t", int, "sum"))
-    timed, entries = keyed.state(ValueStateDescriptor("x", int, ttl=TtlConfig(5))), keyed.state(MapStateDescriptor("m", int, int))
+    timed = keyed.state(ValueStateDescriptor("x", int, ttl=TtlConfig(5)))
+    entries = keyed.state(MapStateDescriptor("m", int, int))
     events = keyed.state(ListStateDescriptor("l", int))
     keyed.set_current_key(1)
     value.update(1)

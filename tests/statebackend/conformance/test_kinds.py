@@ -44,7 +44,8 @@ class Longest(AggregateFunction[str, list[str], str]):
 
 def test_a_value_is_what_was_last_updated_and_the_default_before(stage: Any) -> None:
     keyed = stage.keyed()
-    count, plain = keyed.state(ValueStateDescriptor("count", int, default=7)), keyed.state(ValueStateDescriptor("plain", str))
+    count = keyed.state(ValueStateDescriptor("count", int, default=7))
+    plain = keyed.state(ValueStateDescriptor("plain", str))
     keyed.set_current_key("a")
     assert (count.value(), plain.value()) == (7, None)
     count.update(8)

@@ -339,7 +339,7 @@ def test_a_full_disk_fails_the_snapshot_and_leaves_nothing_behind(stage: Any) ->
     states.fill(range(10))
     expected = states.content()
     target = FullDisk(stage.folder / "full")
-    with pytest.raises(Unavailable, match="(?i)no space"):
+    with pytest.raises(Unavailable, match=r"(?i)no space"):
         keyed.snapshot(1, target).run()
     assert list((stage.folder / "full").iterdir()) == []
     assert states.content() == expected

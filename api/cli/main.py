@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+
+if __name__ != "__main__" and sys.argv[0].endswith("holdfast"):
+    # Ctrl-C while the rest is still being imported: nothing has begun, so end at once and without a traceback.
+    signal.signal(signal.SIGINT, lambda _signum, _frame: os._exit(130))
+
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
@@ -134,8 +139,12 @@ def root(
 
 def main() -> None:
     """The console script."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminated)
-    app(prog_name="holdfast")
+    try:
+        app(prog_name="holdfast")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done or undone; only the interpreter is left to end
 
 
 def _terminated(_signum: int, _frame: object) -> None:

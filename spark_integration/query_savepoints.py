@@ -42,6 +42,28 @@ def operators_of(store: FileStore) -> list[str]:
     return sorted(unquote(folder) for folder in store.folders() if store.list(f"{folder}/manifests"))
 
 
+def list_epochs(checkpoint: str | os.PathLike[str], uid: str | None = None, *,
+                storage: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The retained epochs of a query's operators, newest first, with what their tasks did."""
+    rows: list[dict[str, Any]] = []
+    with FileStore.at(os.fspath(checkpoint), **(storage or {})) as store:
+        for name in [uid] if uid is not None else operators_of(store):
+            epochs = EpochStore(store, name)
+            rows += [_epoch_row(epochs.manifest(epoch)) for epoch in epochs.chain()]
+    return rows
+
+
+def _epoch_row(manifest: Manifest) -> dict[str, Any]:
+    done = [part.statistics for part in manifest.parts]
+    return {"operator": manifest.uid, "epoch": manifest.id.epoch, "generation": manifest.id.generation,
+            "parallelism": manifest.parallelism, "rows_in": sum(one.rows_in for one in done),
+            "rows_out": sum(one.rows_out for one in done), "timers_fired": sum(one.timers_fired for one in done),
+            "new_bytes": sum(one.new_bytes for one in done),
+            "state_bytes": sum(part.handle.size for part in manifest.parts),
+            "slowest_ms": max((one.restore_ms + one.process_ms + one.store_ms for one in done), default=0),
+            "published_ms": manifest.published_ms}
+
+
 def open_epoch(checkpoint: str | os.PathLike[str], *, epoch: int | None = None, uids: Sequence[str] | None = None,
                checkpoint_location: str | None = None, storage: Mapping[str, Any] | None = None) -> Savepoint:
     """A query's state after a batch (the newest unless told), read in place, as the savepoint toolkit sees it.

@@ -1,0 +1,52 @@
+"""The driver is killed before, between and after the two commits, and restarted at another parallelism each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+JOB = Path(__file__).parent / "driver_job.py"
+
+
+def run(folder: Path, parallelism: int, when: str, at: int, expected: int) -> None:
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(JOB.parents[2])}
+    with open(folder / "log", "w+") as log:
+        ended = subprocess.run([sys.executable, str(JOB), str(folder), str(parallelism), when, str(at)],
+                               env=environment, stdout=log, stderr=log, timeout=250, check=False).returncode
+        log.seek(0)
+        assert ended == expected, log.read()[-4000:]
+
+
+def test_a_killed_driver_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    expected: Counter[str] = Counter()
+    for batch in range(6):
+        users = [f"user-{(n * 5 + batch) % 13}" for n in range(40)]
+        path = tmp_path / "in" / f"{batch}.parquet"
+        pq.write_table(pa.table({"user": users, "amount": list(range(40))}), path)
+        os.utime(path, (1_600_000_000 + batch, 1_600_000_000 + batch))
+        expected.update(users)
+    run(tmp_path, 2, "before", 1, -signal.SIGKILL)
+    run(tmp_path, 3, "between", 2, -signal.SIGKILL)
+    run(tmp_path, 2, "after", 3, -signal.SIGKILL)
+    run(tmp_path, 5, "never", -1, 0)
+    rows: list[dict[str, Any]] = []
+    for batch in range(6):
+        rows += json.loads((tmp_path / "out" / f"{batch}.json").read_text())
+    latest: dict[str, int] = {}
+    for row in rows:
+        latest[row["user"]] = max(row["n"], latest.get(row["user"], 0))
+    assert latest == expected
+    assert Counter((row["user"], row["n"]) for row in rows) == Counter(
+        (user, n) for user, count in expected.items() for n in range(1, count + 1))

@@ -201,6 +201,7 @@ class WorkerProcess:
         self.statistics: list[dict[str, Any]] = []
         self._process, self._owner = process, owner
         self._connection: Connection | None = None
+        self._reader: threading.Thread | None = None
         self._answers: dict[Kind, Any] = {}
         self._changed = threading.Condition()
         self._gone = False
@@ -211,7 +212,8 @@ class WorkerProcess:
 
     def connected(self, connection: Connection) -> None:
         self._connection = connection
-        threading.Thread(target=self._read, args=(connection,), name=f"worker-{self.number}", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(connection,), name=f"worker-{self.number}", daemon=True)
+        self._reader.start()
 
     def ask(self, kind: Kind, value: Any) -> None:
         if not self.try_ask(kind, value):
@@ -251,6 +253,8 @@ class WorkerProcess:
             self.kill()
         if self._connection is not None:
             self._connection.close()
+        if self._reader is not None:
+            self._reader.join(CANCEL_SECONDS)
 
     def _read(self, connection: Connection) -> None:
         while (frame := connection.receive()) is not None:
@@ -263,6 +267,7 @@ class WorkerProcess:
                 self._put(kind, wire.decode(body)[2])
             else:
                 self._owner.heard(kind, body)
+        connection.close()
         try:
             code: int | None = self._process.wait(5)
         except subprocess.TimeoutExpired:

@@ -94,6 +94,12 @@ class Connection:
 
     def receive(self) -> tuple[Kind, bytes] | None:
         """The next frame; None when the other side has gone."""
+        frame = self._read()
+        if frame is None:
+            self._reader.close()
+        return frame
+
+    def _read(self) -> tuple[Kind, bytes] | None:
         try:
             head = self._reader.read(_HEAD.size)
             if len(head) < _HEAD.size:

@@ -53,10 +53,11 @@ class SavepointWriter:
 
     def __init__(self, destination: str | os.PathLike[str], *, job_name: str = "bootstrap", parallelism: int = 1,
                  max_parallelism: int | None = None, clock: Clock | None = None,
-                 progress: Progress | None = None) -> None:
+                 progress: Progress | None = None, properties: Mapping[str, Any] | None = None) -> None:
         self._parallelism = parallelism
         self._max_parallelism = require_max_parallelism(max_parallelism or default_max_parallelism(parallelism))
         self._job_name, self._clock, self._progress = job_name, clock or SystemClock(), progress
+        self._properties = dict(properties or {})
         self._operators: dict[str, _Operator] = {}
         self._stack = ExitStack()
         self._place: Destination | None = self._stack.enter_context(Destination(destination))
@@ -119,7 +120,7 @@ class SavepointWriter:
                             for uid, operator in self._operators.items())
             now = time.time_ns() // 1_000_000
             metadata = CheckpointMetadata(JobId.random(), self._job_name, 1, 0, "savepoint", "open", now, now,
-                                          operators=entries)
+                                          operators=entries, properties=self._properties)
             place.publish(metadata)
             return metadata
         finally:

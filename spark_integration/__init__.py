@@ -12,17 +12,19 @@ if TYPE_CHECKING:
     from spark_integration.aggregation import aggregate
     from spark_integration.datasink import by_key_group
     from spark_integration.datasource import register
+    from spark_integration.importing import import_state
     from spark_integration.query_savepoints import open_epoch, restore_query, rewind, savepoint
     from spark_integration.session import require_spark, spark_session
     from spark_integration.transform import stateful
 
-__all__ = ["aggregate", "by_key_group", "open_epoch", "register", "require_spark", "restore_query", "rewind", "savepoint",
-           "spark_session", "stateful"]
+__all__ = ["aggregate", "by_key_group", "import_state", "open_epoch", "register", "require_spark", "restore_query",
+           "rewind", "savepoint", "spark_session", "stateful"]
 
 _HOME = {
     "aggregation": ["aggregate"],
     "datasink": ["by_key_group"],
     "datasource": ["register"],
+    "importing": ["import_state"],
     "query_savepoints": ["open_epoch", "restore_query", "rewind", "savepoint"],
     "session": ["require_spark", "spark_session"],
     "transform": ["stateful"],

@@ -42,8 +42,11 @@ class QueryPosition:
             raise CorruptData(f"the Spark offsets in a savepoint can't be read: {error!r}") from error
 
 
-def read_position(store: FileStore, batch: int | None = None) -> QueryPosition:
-    """The position of a query after its last finished batch, or after the one named. Works beside the running query."""
+def read_position(store: FileStore, batch: int | None = None, *, without_state: bool = False) -> QueryPosition:
+    """The position of a query after its last finished batch, or after the one named. Works beside the running query.
+
+    `without_state`: leave Spark's own state behind, because it is being imported.
+    """
     query_id = _query_id(store)
     committed = _batches(store, "commits")
     if not committed:
@@ -53,7 +56,7 @@ def read_position(store: FileStore, batch: int | None = None) -> QueryPosition:
     if batch not in committed:
         raise NotFound(f"Spark's checkpoint has no committed batch {batch}", path=store.url,
                        found=f"{min(committed)}..{max(committed)}")
-    if any(_NUMBERED.fullmatch(info.path) or "/" in info.path for info in store.list("state")):
+    if not without_state and any(_NUMBERED.fullmatch(info.path) or "/" in info.path for info in store.list("state")):
         raise InvalidRequest("the query has state of Spark's own besides ours, which a savepoint can't hold",
                              path=store.url_of("state"), hint="import it first with `holdfast spark import`")
     # Spark looks at the batch before the last one too when it starts.

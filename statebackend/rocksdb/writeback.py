@@ -245,9 +245,8 @@ def _operations_of(contents: list[tuple[Table, Dirty]],
     """All changes as point operations in key order; sorted group by group, so that no sort takes long."""
     if len(contents) == 1 and not contents[0][0].collection and len(contents[0][1]) <= SORTED_AT_ONCE:
         table, dirty = contents[0]
-        state_id = table.state_id
-        for short in sorted(dirty):
-            yield short[:2] + state_id + short[2:], dirty[short]
+        keys = sorted(dirty)
+        yield from zip(keys, map(table.stored, map(dirty.__getitem__, keys)))
         return
     groups: dict[bytes, list[tuple[bytes, Table, Dirty]]] = {}
     for table, dirty in contents:

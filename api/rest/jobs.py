@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
-from api.rest import bodies, library
+from api.rest import bodies, library, statistics
 from api.rest.context import Service, encoded, service
 from statebackend.errors import InvalidRequest
 
@@ -31,7 +31,8 @@ async def register(job_id: JobId, body: bodies.Registration, found: Registered) 
 async def heartbeat(job_id: JobId, body: bodies.Heartbeat, found: Registered) -> dict[str, Any]:
     """A job reports; the answer holds the commands that it has not yet reported on."""
     live = {"metrics": body.metrics, "vertices": body.vertices}
-    commands = found.registry.heartbeat(job_id, body.state, live, body.checkpoints, body.exceptions)
+    checkpoints = [statistics.with_alignment(record) for record in body.checkpoints]
+    commands = found.registry.heartbeat(job_id, body.state, live, checkpoints, body.exceptions)
     return {"commands": [{"request-id": command.request_id, "kind": command.kind, "arguments": command.arguments}
                          for command in commands]}
 

@@ -15,6 +15,7 @@ _DEFAULTS: dict[str, Any] = {
     "latest_ack_timestamp": 0, "checkpointed_size": 0, "state_size": 0, "end_to_end_duration": 0,
     "alignment_buffered": 0, "processed_data": 0, "persisted_data": 0, "num_subtasks": 0,
     "num_acknowledged_subtasks": 0, "checkpoint_type": "CHECKPOINT", "external_path": None, "discarded": False,
+    "alignment_duration": 0,
 }
 
 
@@ -56,6 +57,13 @@ def checkpoints_json(records: Sequence[dict[str, Any]], restored: dict[str, Any]
         },
         "history": history,
     }
+
+
+def with_alignment(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its longest alignment, which Flink tells per subtask only."""
+    durations = [_number(subtask.get("alignment", {}).get("duration")) for task in _tasks(record).values()
+                 for subtask in task.get("subtasks", []) if isinstance(subtask, dict)]
+    return {**record, "alignment_duration": max(durations)} if durations else record
 
 
 def subtasks_json(record: dict[str, Any], vertex: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 // Charts as plain SVG: checkpoint history, barrier timeline, dataflow graph, key-group heat map.
 import { h, svg, bytes, count, duration } from "/web/ui.js";
 
-const WIDTH = 900, HEIGHT = 150, LEFT = 62, BOTTOM = 22;
+const WIDTH = 900, HEIGHT = 92, LEFT = 62, BOTTOM = 22;
 
 // Bars over time, one per checkpoint; failed ones are red.
 export function history(records, field, format, label) {

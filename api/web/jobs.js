@@ -22,7 +22,7 @@ export async function list() {
     ], jobs, { href: (job) => `#/jobs/${job.jid}`, empty: "No job has reported yet. Start one with: holdfast run job.py:flow --checkpoint-dir DIR --service " + location.origin })));
 }
 
-export async function details(_query, id, tab = "Graph") {
+export async function details(query, id, tab = "Graph") {
   const [job, checkpoints] = await Promise.all([get(`/jobs/${id}`), get(`/jobs/${id}/checkpoints`)]);
   const running = !["FINISHED", "CANCELED", "FAILED"].includes(job.state) && !job.lost;
   const last = checkpoints.latest.completed;
@@ -32,17 +32,17 @@ export async function details(_query, id, tab = "Graph") {
     h("div", { class: "cards" }, figure("Duration", duration(job.duration)), figure("Checkpoints", `${count(checkpoints.counts.completed)} done, ${count(checkpoints.counts.failed)} failed`),
       figure("Last checkpoint", last ? `#${last.id}, ${duration(last.end_to_end_duration)}` : "–"), figure("State", last ? bytes(last.state_size) : "–"), figure("Restored", checkpoints.counts.restored ? "yes" : "no")),
     tabs(TABS, tab, (name) => { location.hash = `#/jobs/${id}/${name}`; }),
-    await panel(tab, job, checkpoints),
+    await panel(tab, job, checkpoints, query.get("checkpoint")),
     copyAs({ CLI: `curl -s ${location.origin}/jobs/${id}/checkpoints | jq .latest`, curl: `curl -X POST ${location.origin}/jobs/${id}/savepoints -H 'Content-Type: application/json' -d '{}'`,
       Python: `import savepoint\nsp = savepoint.open(${JSON.stringify(last ? last.external_path || "PATH" : "PATH")})\nprint(sp.operators)` }));
 }
 
-async function panel(tab, job, checkpoints) {
+async function panel(tab, job, checkpoints, chosen) {
   const { history: records, latest, summary } = checkpoints;
   if (tab === "Graph") return h("div", { class: "card" }, job.vertices.length ? graph(job.vertices, job.plan.nodes) : h("div", { class: "empty" }, "The job has not sent its graph."));
   if (tab === "Overview") return h("div", { class: "card" }, table([{ title: "", cell: (row) => row[0] }, { title: "Id", cell: (row) => row[1] ? `#${row[1].id}` : "none" }, { title: "Time", cell: (row) => row[1] ? moment(row[1].trigger_timestamp || row[1].restore_timestamp) : "" }, { title: "Path or cause", cell: (row) => row[1] ? row[1].failure_message || link(row[1].external_path) : "" }],
     [["Latest completed checkpoint", latest.completed], ["Latest failed checkpoint", latest.failed], ["Latest savepoint", latest.savepoint], ["Latest restore", latest.restored]]));
-  if (tab === "History") return historyPanel(job, records);
+  if (tab === "History") return historyPanel(job, records, chosen);
   if (tab === "Summary") return h("div", { class: "card" }, table([{ title: "", cell: (row) => row[0] }, ...["min", "avg", "max", "p50", "p90", "p95", "p99", "p999"].map((name) => ({ title: name, number: true, cell: (row) => row[2](row[1][name]) }))],
     [["End to end duration", summary.end_to_end_duration, duration], ["Checkpointed data size", summary.checkpointed_size, bytes], ["Full checkpoint data size", summary.state_size, bytes], ["Processed in-flight data", summary.processed_data, bytes], ["Persisted in-flight data", summary.persisted_data, bytes]]));
   if (tab === "Configuration") { const config = await get(`/jobs/${job.jid}/checkpoints/config`); return h("div", { class: "card" }, table([{ title: "Option", cell: (row) => row[0] }, { title: "Value", cell: (row) => h("code", {}, typeof row[1] === "object" ? JSON.stringify(row[1]) : String(row[1])) }], Object.entries(config))); }
@@ -50,11 +50,12 @@ async function panel(tab, job, checkpoints) {
   return h("div", { class: "card" }, failures.exceptionHistory.entries.length ? failures.exceptionHistory.entries.map((entry) => [h("div", { class: "label" }, moment(entry.timestamp)), h("pre", {}, entry.stacktrace)]) : h("div", { class: "empty" }, "No failure was reported."));
 }
 
-function historyPanel(job, records) {
-  const detail = h("div", {});
-  return h("div", {}, h("div", { class: "card" }, history(records, "end_to_end_duration", duration, "End to end duration"), history(records, "checkpointed_size", bytes, "Checkpointed data size (what this one stored anew)"), history(records, "alignment_buffered", bytes, "Alignment")),
-    detail, h("div", { class: "card" }, table([
-      { title: "Id", cell: (record) => h("button", { type: "button", onclick: async () => { detail.replaceChildren(await checkpointDetail(job, record)); detail.scrollIntoView({ block: "nearest" }); } }, `#${record.id}`) },
+async function historyPanel(job, records, chosen) {
+  const open = (record) => { location.hash = `#/jobs/${job.jid}/History?checkpoint=${record.id}`; };
+  const record = chosen === null ? null : records.find((item) => String(item.id) === chosen);
+  return h("div", {}, record ? await checkpointDetail(job, record) : null, h("div", { class: "card" }, history(records, "end_to_end_duration", duration, "End to end duration"), history(records, "checkpointed_size", bytes, "Checkpointed data size (what this one stored anew)"), history(records, "alignment_duration", duration, "Longest alignment")),
+    h("div", { class: "card" }, table([
+      { title: "Id", cell: (item) => h("button", { type: "button", onclick: () => open(item) }, `#${item.id}`) },
       { title: "Status", cell: (record) => badge(record.status) },
       { title: "Acknowledged", number: true, cell: (record) => `${record.num_acknowledged_subtasks}/${record.num_subtasks}` },
       { title: "Trigger time", wide: true, cell: (record) => moment(record.trigger_timestamp) },

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import time
 import uuid
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -240,8 +243,21 @@ def _start(flow: Dataflow, spec: JobSpec, storage: JobStorage, settings: Checkpo
         first_completed=(lambda: dispose_claimed(disposal)) if disposal is not None else None)
     executor = _executor(builder, supervisor, runtime, job, workers)
     handle = JobHandle(flow, supervisor, executor, runtime=runtime, root=root, restore_point=point)
+    _running.add(handle)
     supervisor.start(executor)
     return handle
+
+
+_running: weakref.WeakSet[JobHandle] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_jobs() -> None:
+    """A program that ends while a job runs: the job is cancelled, so that backends and workers close in order."""
+    for handle in list(_running):
+        if handle.is_running:
+            with contextlib.suppress(Exception):
+                handle.cancel(timeout=10)
 
 
 def run(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | Mapping[str, Any] | None = None,

@@ -110,15 +110,34 @@ def run_and_kill(job: Path, checkpoints: str, after: float, environment: dict[st
     return process.returncode
 
 
-@pytest.mark.crash
-@pytest.mark.parametrize("kills", [3])
-def test_a_job_killed_at_random_moments_ends_with_the_output_of_an_undisturbed_run(job, tmp_path, kills):
+def kill_again_and_again(job: Path, checkpoints: str, kills: int) -> None:
+    """Random lives from a fixed seed, then one that is left in peace."""
     moments = random.Random(kills)
     for _ in range(kills):
-        if run_and_kill(job, str(tmp_path / "chk"), moments.uniform(1.5, 4.0)) is not None:
-            break
-    else:
-        assert run_and_kill(write_job(tmp_path, pause=0), str(tmp_path / "chk"), 100) == 0
+        if run_and_kill(job, checkpoints, moments.uniform(1.5, 4.0)) is not None:
+            return
+    assert run_and_kill(write_job(job.parent, pause=0), checkpoints, 100) == 0
+
+
+@pytest.mark.crash
+def test_a_job_killed_at_random_moments_ends_with_the_output_of_an_undisturbed_run(job, tmp_path):
+    kill_again_and_again(job, str(tmp_path / "chk"), 3)
+    assert output(tmp_path) == expected()
+
+
+@pytest.mark.crash
+def test_a_job_with_its_checkpoints_in_s3_survives_kills_too(job, tmp_path, s3_root):
+    kill_again_and_again(job, f"{s3_root}/chk", 2)
+    assert output(tmp_path) == expected()
+
+
+@pytest.mark.crash
+@pytest.mark.soak
+@pytest.mark.parametrize("store", ["file", "s3"])
+def test_twenty_kills(job, tmp_path, store, request):
+    write_job(tmp_path, pause=0.05)
+    checkpoints = str(tmp_path / "chk") if store == "file" else f"{request.getfixturevalue('s3_root')}/chk"
+    kill_again_and_again(job, checkpoints, 20)
     assert output(tmp_path) == expected()
 
 
@@ -135,7 +154,7 @@ def test_a_function_that_raises_in_a_worker_ends_the_job_with_its_error(tmp_path
 def test_a_flow_that_workers_can_not_load_is_refused_with_the_way_out(tmp_path):
     flow = Dataflow("local")
     flow.source(CollectionSource([1]), uid="s").sink(CollectSink(), uid="o")
-    with pytest.raises(InvalidRequest, match="file.py:name"):
+    with pytest.raises(InvalidRequest, match=r"file\.py:name"):
         run(flow, runtime="processes")
 
 

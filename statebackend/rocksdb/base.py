@@ -18,6 +18,8 @@ from statebackend.types import StateType
 
 TIME_WIDTH = 8
 MISSING: Any = object()
+PATIENCE = 4
+"""Times its limit that a state may be dirty while a snapshot writes what was frozen; beyond, the owner waits."""
 
 
 class Expiry:
@@ -119,11 +121,19 @@ class RocksState(Table, State):
     def _payload(self, data: bytes) -> bytes:
         return data if self._expiry is None else data[TIME_WIDTH:]
 
+    def _is_full(self) -> bool:
+        return len(self._dirty) >= self._limit or self._weight >= self._weight_limit
+
     def _grown(self) -> None:
-        """After a write: make room where too much is dirty."""
-        if len(self._dirty) >= self._limit or self._weight >= self._weight_limit:
-            while len(self._dirty) >= self._limit or self._weight >= self._weight_limit:
-                self._engine.evict(self)
+        """After a write: make some room where too much is dirty. A pause of milliseconds, each time."""
+        if self._is_full() and not (self._engine.is_settling_elsewhere() and len(self._dirty) < PATIENCE * self._limit
+                                    and self._weight < PATIENCE * self._weight_limit):
+            self._engine.evict(self)
+
+    def _grown_much(self) -> None:
+        """After a batch: make all the room that is needed."""
+        while self._is_full():
+            self._engine.evict(self)
 
     # -- over all keys
 
@@ -154,7 +164,7 @@ class RocksState(Table, State):
     def clear_many(self, keys: pa.Array) -> None:
         for prefix in self._prefixes(keys):
             self._clear(prefix)
-        self._grown()
+        self._grown_much()
 
     def clear(self) -> None:
         self._clear(self._prefix())

@@ -114,7 +114,7 @@ class FlatState(RocksState):
                 if expiry.updates_on_read:
                     self._put(key, stamp + data[TIME_WIDTH:])
                 live.append(data[TIME_WIDTH:])
-        self._grown()
+        self._grown_much()
         return live
 
     def _column(self, keys: Any, default: Any = None) -> pa.Array:
@@ -135,7 +135,7 @@ class FlatState(RocksState):
             datas = [None if data is None else stamp + data for data in datas]
         self._dirty.update(zip(keys, datas))
         self._weight += sum(sizes)
-        self._grown()
+        self._grown_much()
 
     # -- all entries
 

@@ -94,7 +94,8 @@ def _may_overflow(column: pa.Array) -> bool:
     if not pt.is_integer(column.type):
         return False
     ends = pc.min_max(column)
-    return max(abs(ends["min"].as_py()), abs(ends["max"].as_py())) * len(column) >= 1 << 62
+    largest = max(abs(ends["min"].as_py()), abs(ends["max"].as_py()))
+    return bool(largest * len(column) >= 1 << 62)
 
 
 def _single(column: pa.ChunkedArray) -> pa.Array:
@@ -132,7 +133,7 @@ def _hold(state: FlatState, keys: list[bytes], values: pa.Array) -> None:
         state._write_many(keys, list(bytes_of(state._type.encode_array(values))))
         return
     state._dirty.update(zip(keys, state._type.from_arrow(values)))
-    state._grown()
+    state._grown_much()
 
 
 def fold_objects(state: Any, keys: Any, values: Any, input_type: StateType | None) -> None:

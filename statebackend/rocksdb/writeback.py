@@ -24,8 +24,8 @@ from statebackend.rocksdb.store import WRITE_CHUNK, Operation
 EVICT_ENTRIES = 4_000
 """Entries written at once when a state has too many dirty ones: a pause of some milliseconds."""
 LOG_ROWS = 4_000
-SORTED_AT_ONCE = 100_000
-"""Changes of one state that are sorted in one go: some ten milliseconds."""
+SORTED_AT_ONCE = 16_000
+"""Changes of one state that are sorted in one go: some milliseconds with the interpreter held."""
 Dirty = dict[bytes, Any]
 
 

@@ -83,7 +83,12 @@ def epochs(
     uid: Annotated[str | None, typer.Option("--operator", help="Only this operator.")] = None,
     output: Output = None,
 ) -> None:
-    """List the retained epochs of a query's operators, newest first."""
+    """List the retained epochs of a query's operators, newest first.
+
+    \b
+    Examples:
+      holdfast spark epochs s3://bucket/checkpoints/clicks
+    """
     from spark_integration.query_savepoints import list_epochs
 
     emit_rows(list_epochs(checkpoint, uid), output, name="epoch", title="epochs")
@@ -94,7 +99,12 @@ def pack(
     destination: Annotated[str, typer.Argument(metavar="FILE", help="The archive to write, .tar.gz.")] = "holdfast.tar.gz",
     output: Output = None,
 ) -> None:
-    """Pack this Python environment's packages that executors need, for spark-submit --archives."""
+    """Pack this Python environment's packages that executors need, for spark-submit --archives.
+
+    \b
+    Examples:
+      holdfast spark pack holdfast.tar.gz
+    """
     from spark_integration.packing import pack as make
 
     result: dict[str, Any] = make(destination)
@@ -113,7 +123,12 @@ def import_state(
     max_parallelism: Annotated[int, typer.Option("--max-parallelism", help="Key groups of the savepoint.")] = 128,
     output: Output = None,
 ) -> None:
-    """Turn the state of a stopped Spark query into a savepoint, with its offsets. Starts a local Spark session."""
+    """Turn the state of a stopped Spark query into a savepoint, with its offsets. Starts a local Spark session.
+
+    \b
+    Examples:
+      holdfast spark import s3://bucket/checkpoints/clicks sp/ --operator count
+    """
     from spark_integration.importing import import_state as run
 
     from spark_integration.session import spark_session

@@ -107,6 +107,7 @@ class RocksDBKeyed(KeyedBackend):
         return self._context.watermark
 
     def advance_watermark(self, watermark_ms: int) -> None:
+        self._require_open()
         if watermark_ms > self._context.watermark:
             self._context.watermark = watermark_ms
 
@@ -195,6 +196,7 @@ class RocksDBKeyed(KeyedBackend):
     # -- snapshots
 
     def schemas(self) -> tuple[StateSchema, ...]:
+        self._require_open()
         timers = {TIMER_STATES[domain] for domain in self._timer_tables}
         namespace = self._timer_namespace
         known = [StateSchema(schema.name, schema.state_id, schema.kind, schema.value_type, namespace_type=namespace)

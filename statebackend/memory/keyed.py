@@ -27,7 +27,7 @@ from statebackend.memory.key_index import KeyIndex, indexable
 from statebackend.memory.layers import NO_KEY, Layer, Layers, release
 from statebackend.memory.list_state import MemoryListState
 from statebackend.memory.map_state import MapPart, MemoryMapState
-from statebackend.memory.restore import EntryDecoder, RawState, read_handles
+from statebackend.memory.restore import EntryDecoder, RawState, larger_batches, read_handles
 from statebackend.memory.runs import Rows
 from statebackend.memory.snapshot import Chain, MemorySnapshot, SnapshotPlan
 from statebackend.memory.table_state import TableState
@@ -375,28 +375,34 @@ class MemoryKeyed(KeyedBackend):
             self._is_folding = True
             garbage, self._garbage = self._garbage, []
             kept = {id(layer) for epoch in self._epochs for layer in epoch.layers.values()}
-            work = [(table, [layer for layer in reversed(table.frozen) if not layer.folded], table.base)
+            work = [(table, [layer for layer in reversed(table.frozen) if not layer.folded])
                     for table in self._all_tables()]
-            for _, layers, _ in work:
+            for _, layers in work:
                 for layer in layers:
                     if not layer and not layer.removed:
                         layer.folded = True
         try:
-            for table, layers, base in work:
+            for table, layers in work:
                 for layer in layers:
-                    self._fold(table, layer, base)
-            garbage.extend(layer for _, layers, _ in work for layer in layers if id(layer) not in kept)
+                    if not layer.folded:
+                        self._fold(table, layer)
+            garbage.extend(layer for _, layers in work for layer in layers if id(layer) not in kept)
             for layer in garbage:
-                if layer.folded:
+                if layer.folded and layer.table.base is not layer:
                     release(layer)
         finally:
             with self._folding:
                 self._is_folding = False
                 self._folding.notify_all()
 
-    def _fold(self, table: Layers, layer: Layer, base: Layer) -> None:
-        for _ in table.fold(layer, base):
-            pass
+    @staticmethod
+    def _fold(table: Layers, layer: Layer) -> None:
+        """Make a frozen layer part of the base. The first one becomes the base, as filling a large dict would stall all."""
+        if not table.base and table.columns is None:
+            table.base = layer
+        else:
+            for _ in table.fold(layer, table.base):
+                pass
         layer.folded = True
 
     def snapshot_cancelled(self, snapshot: MemorySnapshot) -> None:
@@ -469,7 +475,7 @@ class MemoryKeyed(KeyedBackend):
         now = table.expiry.now() if table.expiry is not None else 0
         decoder = EntryDecoder(raw.schema, table.schema, self.form, table.namespace_form, now)
         base, kind = table.base, table.descriptor.kind
-        for batch in raw.entries():
+        for batch in larger_batches(raw.entries()):
             keys, namespaces, suffixes = decoder.columns(batch)
             slots, stored = decoder.slots(keys, namespaces), decoder.stored(batch.column(1))
             if kind is StateKind.LIST:

@@ -64,6 +64,20 @@ def _puts_only(batches: Batches) -> bool:
     return all(not batch.column(2).to_numpy().any() for batch in batches)
 
 
+def larger_batches(batches: Iterable[pa.RecordBatch], rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    """The same entries in fewer batches: decoding has a price per batch."""
+    waiting: Batches = []
+    held = 0
+    for batch in batches:
+        waiting.append(batch)
+        held += batch.num_rows
+        if held >= rows:
+            yield pa.concat_batches(waiting)
+            waiting, held = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
 def read_handles(handles: Sequence[KeyedHandle], source: SnapshotSource, key_type: StateType, max_parallelism: int,
                  key_groups: KeyGroupRange, uid: str, take_id: Callable[[str], int]) -> dict[str, RawState]:
     """All entries of the range, by state name, under the state ids of this backend."""

@@ -95,7 +95,7 @@ def _merged(runs: list[Rows]) -> Iterator[Rows]:
             end += 1
         parts = [run.slice(int(bound[begin]), int(bound[end])) for run, bound in zip(runs, bounds)
                  if bound[end] > bound[begin]]
-        if end - begin == 1:
+        if end - begin == 1 and rows > RUN_ROWS:
             yield from parts
         elif parts:
             yield sorted_rows(joined_rows(parts))

@@ -206,7 +206,8 @@ class DirectTtlValueState(TtlValueState):
         super().__init__(*args)
         assert self.expiry is not None
         self._time = self.expiry.now
-        self._stamped = self._expires = 0
+        self._stamped: int | None = None
+        self._expires = 0
 
     def value(self) -> Any:
         stored = self.delta[self.keyed.key]

@@ -210,7 +210,7 @@ class _SplitKeys:
         self.groups = self._data[self._begin].astype(np.uint16) << 8 | self._data[self._begin + 1]
         self._key_begin = self._begin + _PREFIX + (8 if layout.schema.kind == StateKind.TIMER else 0)
         try:
-            self._key_end = key_ends(layout.key_type, self._data, self._key_begin)
+            self._key_end = self._key_ends(layout)
             flags = self._data[self._key_end]
             self.named = flags == 1
             if rows and int(flags.max()) > 1:
@@ -223,6 +223,13 @@ class _SplitKeys:
             raise CorruptData(f"an entry key can't be split: {error}", state=layout.schema.name) from error
         if (self._namespace_end > self._end).any():
             raise CorruptData("an entry key ends too early", state=layout.schema.name)
+
+    def _key_ends(self, layout: StateLayout) -> Offsets:
+        """Counted from the end of the row where what follows the key has a fixed length; else looked for."""
+        after = _suffix_width(layout.schema)
+        if layout.key_type.fixed_key_width is None and layout.schema.namespace_type is None and after is not None:
+            return np.maximum(self._end - after - 1, self._begin)
+        return key_ends(layout.key_type, self._data, self._key_begin)
 
     def key(self) -> pa.BinaryArray:
         return self._piece(self._key_begin, self._key_end)
@@ -243,6 +250,12 @@ class _SplitKeys:
 
     def _piece(self, begin: Offsets, end: Offsets) -> pa.BinaryArray:
         return slices(self._buffer, self._data, begin, end)
+
+
+def _suffix_width(schema: StateSchema) -> int | None:
+    if schema.kind == StateKind.MAP:
+        return None if schema.map_key_type is None else schema.map_key_type.fixed_key_width
+    return 8 if schema.kind == StateKind.LIST else 0
 
 
 def slices(buffer: pa.Buffer, data: npt.NDArray[np.uint8], begin: Offsets, end: Offsets) -> pa.BinaryArray:

@@ -149,11 +149,12 @@ class Savepoint:
         if self._is_operator_state(uid, state):
             return self._read_operator_state(uid, state, where, columns)
         schema = self.schema(uid, state)
-        ranges = self.ranges(uid, keys, key_groups)
-        scan = scan_state(self, uid, schema, ranges, None if keys is not None else columns, where)
+        wanted = None if keys is None else list(keys)
+        ranges = self.ranges(uid, wanted, key_groups)
+        scan = scan_state(self, uid, schema, ranges, None if wanted is not None else columns, where, wanted)
         batches: Iterator[pa.RecordBatch] = scan.batches
-        if keys is not None:
-            batches = keep_keys(batches, self.key_type(uid), list(keys), columns)
+        if wanted is not None:
+            batches = keep_keys(batches, self.key_type(uid), wanted, columns)
         return pa.RecordBatchReader.from_batches(_chosen(scan.arrow_schema, columns), batches)
 
     def to_pandas(self, uid: str, state: str, **options: Any) -> Any:

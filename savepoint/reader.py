@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from savepoint.columns import StateLayout
 from savepoint.format import BATCH_ROWS, KEY_GROUP, OPEN_VERSION
 from statebackend.backend import KeyedHandle
-from statebackend.errors import CorruptData, IncompatibleState, NotFound
+from statebackend.descriptors import StateKind
+from statebackend.errors import CorruptData, HoldfastError, IncompatibleState, NotFound
 from statebackend.files import SnapshotSource, StateFile
 from statebackend.keygroups import KeyGroupRange
 from statebackend.operator_state import OperatorStateSnapshot
@@ -96,18 +97,25 @@ class OpenFormat:
 
 
 def read_parts(parts: Sequence[Part], layout: StateLayout, open_file: OpenFile, key_groups: KeyGroupRange,
-               columns: Sequence[str] | None = None, where: ds.Expression | None = None) -> Iterator[pa.RecordBatch]:
-    """Rows of a range of key groups, in order; row groups outside of it, or that `where` rules out, are not read."""
+               columns: Sequence[str] | None = None, where: ds.Expression | None = None,
+               keys: Sequence[bytes] | None = None) -> Iterator[pa.RecordBatch]:
+    """Rows of a range of key groups, in order; row groups outside of it, or that `where` rules out, are not read.
+
+    Where `keys` (encoded) are given, row groups that hold none of them may be left out; the caller filters the rest.
+    """
     for part in parts:
         wanted = part.wanted(key_groups)
         if wanted:
             with open_file(part.file) as stream, reading(part.file):
-                yield from _read_part(stream, part, wanted, layout, key_groups, columns, where)
+                yield from _read_part(stream, part, wanted, layout, key_groups, columns, where, keys)
 
 
 def _read_part(stream: Any, part: Part, wanted: list[int], layout: StateLayout, key_groups: KeyGroupRange,
-               columns: Sequence[str] | None, where: ds.Expression | None) -> Iterator[pa.RecordBatch]:
+               columns: Sequence[str] | None, where: ds.Expression | None,
+               keys: Sequence[bytes] | None) -> Iterator[pa.RecordBatch]:
     parquet = open_parquet(stream)
+    if keys is not None and len(wanted) > 1:
+        wanted = [index for index in wanted if may_hold(parquet, index, layout, part.row_groups[index], keys)]
     names = list(columns) if columns is not None else layout.arrow_schema.names
     cut = any(part.row_groups[index][0] < key_groups.first or part.row_groups[index][1] > key_groups.last
               for index in wanted)
@@ -124,6 +132,23 @@ def _read_part(stream: Any, part: Part, wanted: list[int], layout: StateLayout, 
                 batch = cut_rows(batch, key_groups)
             if batch.num_rows:
                 yield conformed(batch.select(names), layout)
+
+
+def may_hold(parquet: pq.ParquetFile, index: int, layout: StateLayout, row_group: tuple[int, int, int],
+             keys: Sequence[bytes]) -> bool:
+    """Whether a row group of a split key group may hold one of these encoded keys, by the bounds in the footer."""
+    nested = pa.types.is_nested(layout.key_type.arrow_type)
+    if row_group[0] != row_group[1] or layout.schema.kind == StateKind.TIMER or nested:
+        return True  # several key groups share it, or it has no bounds that compare
+    bounds = parquet.metadata.row_group(index).column(1).statistics
+    if bounds is None or not bounds.has_min_max or layout.key_type.tag == "float":
+        return True  # NaN is not counted in bounds
+    try:
+        typed = pa.array([bounds.min, bounds.max], layout.key_type.arrow_type)
+        low, high = layout.key_type.encode_key_array(typed).to_pylist()
+    except (pa.ArrowException, HoldfastError, TypeError, ValueError):
+        return True
+    return any(low <= key <= high for key in keys)
 
 
 def _ruled_in(stream: Any, wanted: list[int], where: ds.Expression) -> list[int]:

@@ -34,8 +34,12 @@ class Scan:
 
 
 def scan_state(savepoint: Savepoint, uid: str, schema: StateSchema, ranges: Sequence[KeyGroupRange] | None = None,
-               columns: Sequence[str] | None = None, where: ds.Expression | None = None) -> Scan:
-    """The rows of a state in these ranges of key groups, in order; all of them if `ranges` is None."""
+               columns: Sequence[str] | None = None, where: ds.Expression | None = None,
+               keys: Sequence[Any] | None = None) -> Scan:
+    """The rows of a state in these ranges of key groups, in order; all of them if `ranges` is None.
+
+    With `keys`, row groups that can't hold them are left out; `keep_keys` filters what remains.
+    """
     layout = StateLayout(schema, savepoint.key_type(uid))
     names = layout.arrow_schema.names
     unknown = [name for name in columns or () if name not in names]
@@ -45,25 +49,28 @@ def scan_state(savepoint: Savepoint, uid: str, schema: StateSchema, ranges: Sequ
     spans = ranges if ranges is not None else [KeyGroupRange(0, savepoint.max_parallelism(uid) - 1)]
     chosen = list(columns) if columns is not None else names
     arrow_schema = pa.schema([layout.arrow_schema.field(name) for name in chosen])
-    return Scan(arrow_schema, _batches(savepoint, uid, schema.name, spans, chosen, where))
+    wanted = None if keys is None else [layout.key_type.encode_key(key) for key in keys]
+    return Scan(arrow_schema, _batches(savepoint, uid, schema.name, spans, chosen, where, wanted))
 
 
 def _batches(savepoint: Savepoint, uid: str, state: str, spans: Sequence[KeyGroupRange], columns: Sequence[str],
-             where: ds.Expression | None) -> Iterator[pa.RecordBatch]:
+             where: ds.Expression | None, keys: Sequence[bytes] | None) -> Iterator[pa.RecordBatch]:
     for span in spans:
         for handle in savepoint.handles(uid):
             cut = handle.key_groups.intersect(span)
             schema = next((schema for schema in handle.schemas if schema.name == state), None)
             if cut is not None and schema is not None:
-                yield from scan_handle(savepoint, handle, schema, cut, columns, where)
+                yield from scan_handle(savepoint, handle, schema, cut, columns, where, keys)
 
 
 def scan_handle(savepoint: Savepoint, handle: KeyedHandle, schema: StateSchema, key_groups: KeyGroupRange,
-                columns: Sequence[str], where: ds.Expression | None = None) -> Iterator[pa.RecordBatch]:
+                columns: Sequence[str], where: ds.Expression | None = None,
+                keys: Sequence[bytes] | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of one state of one handle."""
     layout = StateLayout(schema, state_type_from_json(handle.key_type))
     if handle.format == OPEN_FORMAT:
-        yield from read_parts(parts_of(handle, schema.name), layout, savepoint.open_file, key_groups, columns, where)
+        yield from read_parts(parts_of(handle, schema.name), layout, savepoint.open_file, key_groups, columns, where,
+                              keys)
         return
     decoder = layout.decoder()
     for entries in merged_entries(handle, savepoint.source, key_groups):

@@ -74,6 +74,11 @@ def note(message: str) -> None:
         print(message, file=sys.stderr)
 
 
+def error(message: str) -> None:
+    """An error on stderr, on one line."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+
+
 def warn(message: str) -> None:
     """A warning on stderr, also under --quiet."""
     print(f"warning: {message}", file=sys.stderr)

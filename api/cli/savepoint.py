@@ -142,7 +142,7 @@ def diff(
 ) -> None:
     """Compare two savepoints: totals first, then each added, removed and changed entry.
 
-    Exits with 0 where they are the same, 1 where they differ, 2 and more on an error. In formats other than table the
+    Exits with 0 where they are the same, 1 where they differ, 2 on an error. In formats other than table the
     entries go to stdout and the totals to stderr; with --totals the totals go to stdout.
 
     \b
@@ -153,9 +153,14 @@ def diff(
     from itertools import islice
 
     from savepoint.diff import changes, compare
+    from statebackend.errors import HoldfastError
 
-    with out.quietly(quiet), out.progress("comparing") as progress:
-        found = compare(left, right, progress=progress)
+    try:
+        with out.quietly(quiet), out.progress("comparing") as progress:
+            found = compare(left, right, progress=progress)
+    except HoldfastError as error:
+        out.error(str(error))
+        raise typer.Exit(2) from None  # as of every diff: 1 says that they differ, so each error is 2
     rows = [{"operator": item.uid, "state": item.state, "added": item.added, "removed": item.removed,
              "changed": item.changed, "unchanged": item.unchanged, "note": item.note} for item in found.states]
     table = out.chosen(output) is Format.TABLE

@@ -32,7 +32,8 @@ def test_totals_and_entries_of_a_difference(open_savepoint_path, tmp_path) -> No
     [total] = [state for state in found.states if state.state == "total"]
     assert (total.added, total.removed, total.changed, total.unchanged) == (1, 1, 1, 198)
     assert {state.state for state in found.states if not state.is_none} == {"total"}
-    rows = {row["key"]: (row["change"], row["before"], row["after"]) for row in changes(open_savepoint_path, tmp_path / "new")}
+    rows = {row["key"]: (row["change"], row["before"], row["after"])
+            for row in changes(open_savepoint_path, tmp_path / "new")}
     assert rows == {"user-1": ("changed", 1, 100), "user-2": ("removed", 2, None), "new": ("added", None, 7)}
 
 

@@ -90,6 +90,28 @@ def test_a_point_look_up_reads_one_row_group(tmp_path, monkeypatch) -> None:
     assert [len(groups) for groups in read] == [1]
 
 
+@pytest.mark.parametrize("key_type", ["int", "str"])
+def test_a_split_key_group_is_searched_by_the_bounds_of_its_row_groups(tmp_path, monkeypatch, key_type) -> None:
+    import pyarrow as pa
+
+    from savepoint import reader
+    from statebackend import ValueStateDescriptor
+
+    monkeypatch.setattr("savepoint.parts.MAX_ROWS", 20_000)
+    keys = range(-50_000, 50_000) if key_type == "int" else [f"k{n:06d}" for n in range(100_000)]
+    with savepoint.SavepointWriter(tmp_path / "sp", max_parallelism=1) as writer:
+        writer.keyed("u", ValueStateDescriptor("v", int), pa.table({"key": keys, "value": range(100_000)}),
+                     key_type={"int": int, "str": str}[key_type])
+    chosen: list[bool] = []
+    original = reader.may_hold
+    monkeypatch.setattr("savepoint.reader.may_hold", lambda *a: chosen.append(original(*a)) or chosen[-1])
+    with savepoint.open(tmp_path / "sp") as found:
+        for place in (0, 19_999, 20_000, 99_999):
+            assert found.lookup("u", "v", keys[place]) == place
+    assert len(chosen) == 20
+    assert sum(chosen) == 4
+
+
 def test_look_up_gives_values_lists_maps_and_namespaces(opened) -> None:
     assert opened.lookup("count", "total", "user-11") == 11
     assert opened.lookup("count", "events", "user-11") == ["e0", "e1", "e2"]
@@ -110,7 +132,7 @@ def test_wrong_names_are_answered_with_the_nearest(opened) -> None:
         opened.read("cuont", "total")
     with pytest.raises(NotFound, match="did you mean 'total'"):
         opened.read("count", "totl")
-    with pytest.raises(NotFound, match="near it are .*user-1"):
+    with pytest.raises(NotFound, match=r"near it are .*user-1"):
         opened.lookup("count", "total", "usr-1")
     with pytest.raises(InvalidRequest, match="no column 'valu'"):
         opened.read("count", "total", columns=["valu"])
@@ -144,5 +166,5 @@ def test_a_query_with_an_error_says_which(open_savepoint_path) -> None:
             opened.query("select nope from count.total")
         with pytest.raises(InvalidRequest, match="selec"):
             opened.query("selec 1")
-        with pytest.raises(NotFound, match="did you mean count.total"):
+        with pytest.raises(NotFound, match=r"did you mean count\.total"):
             opened.query("select * from count.totals")

@@ -1,4 +1,4 @@
-"""For random states of every type: what is written is what is read; rescaling and transforms keep it; a diff is its patch."""
+"""For random states of every type: what is written is what is read; rescaling keeps it; a diff is its patch."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ def test_values_of_every_type_are_read_back(value: str, data: st.DataObject) -> 
 @given(model=st.dictionaries(st.text("abcde", max_size=3), st.integers(), max_size=20).map(
     lambda model: {key: value % 2**62 for key, value in model.items()}),
     edits=st.dictionaries(st.text("abcde", max_size=3), st.none() | st.integers(-9, 9), max_size=8))
-def test_the_diff_of_a_savepoint_and_its_edited_copy_is_the_patch(model: dict[str, int], edits: dict[str, int | None]) -> None:
+def test_the_diff_of_a_savepoint_and_its_edited_copy_is_the_patch(
+        model: dict[str, int], edits: dict[str, int | None]) -> None:
     edits = {key: value for key, value in edits.items() if value is not None or key in model}
     if not edits:
         return

@@ -37,7 +37,7 @@ def fingerprint(folder) -> dict[str, bytes]:
 @pytest.mark.parametrize("max_parallelism", [None, 1, 100, 1024])
 def test_rescaling_keeps_every_entry_and_groups_keys_rightly(
         open_savepoint_path, tmp_path, rows_of, parallelism, max_parallelism) -> None:
-    if parallelism is None and max_parallelism is None or (parallelism or 2) > (max_parallelism or 128):
+    if (parallelism is None and max_parallelism is None) or (parallelism or 2) > (max_parallelism or 128):
         pytest.skip("nothing to rescale")
     before = fingerprint(open_savepoint_path)
     savepoint.rescale_savepoint(open_savepoint_path, tmp_path / "new", parallelism=parallelism,
@@ -73,7 +73,8 @@ def test_operators_and_states_are_renamed_and_dropped(open_savepoint_path, tmp_p
         .drop_state("count", "seen").drop_state("count", "rules").rename_state("count", "offsets", "places") \
         .write(tmp_path / "new")
     with savepoint.open(tmp_path / "new") as opened:
-        assert {info.name for info in opened.states("counts")} == {"sum", "events", "session", "_timers_event", "places", "all"}
+        assert {info.name for info in opened.states("counts")} == {
+            "sum", "events", "session", "_timers_event", "places", "all"}
     assert rows_of(tmp_path / "new", "counts", "sum") == rows_of(open_savepoint_path, "count", "total")
     Transform(open_savepoint_path).drop_operator("count").write(tmp_path / "empty")
     with savepoint.open(tmp_path / "empty") as opened:

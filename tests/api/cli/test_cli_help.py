@@ -35,17 +35,17 @@ def commands() -> list[tuple[str, object]]:
 @pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
 def test_every_command_has_help_with_examples_and_a_place_in_the_docs(name, command) -> None:
     assert command.help
-    assert "Examples:" in command.help
+    assert re.search("Examples?:", command.help)
     assert f"holdfast {name}" in command.help
     assert re.search(rf"^#+ .*`holdfast {re.escape(name)}", DOCS.read_text(), re.M), f"docs/cli.md has no section for {name}"
 
 
-def test_all_commands_of_the_issue_are_there() -> None:
+def test_no_command_has_gone_missing() -> None:
     names = {name for name, _ in commands()}
-    for verb in "list inspect read query diff edit transform rescale convert check verify copy dispose bootstrap".split():
-        assert f"savepoint {verb}" in names
-    for verb in "list show verify gc probe".split():
-        assert f"checkpoint {verb}" in names
+    assert {f"savepoint {verb}" for verb in (
+        "list", "inspect", "read", "query", "diff", "edit", "transform", "rescale", "convert", "check", "verify", "copy",
+        "dispose", "bootstrap")} <= names
+    assert {f"checkpoint {verb}" for verb in ("list", "show", "verify", "gc", "probe")} <= names
     assert {"restore", "config show"} <= names
 
 

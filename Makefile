@@ -1,6 +1,6 @@
 # `make` alone prints the targets. Each one creates the environment it needs.
 .DEFAULT_GOAL := help
-.PHONY: help env system demo test lint types unit soak bench bench-guard clean
+.PHONY: help env system demo test lint types unit soak bench bench-guard flink clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,6 +37,16 @@ unit: env ## all tests, in parallel
 
 soak: env ## long simulations: 100,000 seeds
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m soak --timeout 36000
+
+bench: env ## run the benchmark suite (no peers); results in bench-out/
+	$(BIN)/holdfast bench run
+
+bench-guard: env ## the quick ratios against bare limits, held against benchmarks/floors.toml
+	$(BIN)/holdfast bench guard
+
+flink: env ## Flink's own command line against our service (installs apache-flink in .venv-peers/pyflink)
+	$(BIN)/holdfast bench peers pyflink
+	$(BIN)/python -m pytest -q -m flink
 
 clean: ## remove the environment and everything that was generated
 	rm -rf $(VENV) build dist *.egg-info demo-out bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from spark_integration.query_savepoints import open_epoch, restore_query, rewind, savepoint
     from spark_integration.session import require_spark, spark_session
     from spark_integration.transform import stateful
+    from spark_integration.watching import watch
 
 __all__ = ["aggregate", "by_key_group", "import_state", "open_epoch", "register", "require_spark", "restore_query",
-           "rewind", "savepoint", "spark_session", "stateful"]
+           "rewind", "savepoint", "spark_session", "stateful", "watch"]
 
 _HOME = {
     "aggregation": ["aggregate"],
@@ -28,6 +29,7 @@ _HOME = {
     "query_savepoints": ["open_epoch", "restore_query", "rewind", "savepoint"],
     "session": ["require_spark", "spark_session"],
     "transform": ["stateful"],
+    "watching": ["watch"],
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import msgspec
 import xxhash
 
+from checkpoint.storage.probe import probe_store
 from checkpoint.storage.store import FileStore
 from spark_integration.epochs import (
     Acknowledgement,
@@ -78,10 +79,11 @@ class Start:
 class EpochStore:
     """The epochs of one operator. Cheap to make; keeps what it has read, because those files never change."""
 
-    def __init__(self, store: FileStore, uid: str, *, max_parallelism: int = 128, start_empty: bool = False) -> None:
+    def __init__(self, store: FileStore, uid: str, *, max_parallelism: int = 128, start_empty: bool = False,
+                 unfenced: bool = False) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism
         self.store = store.child(operator_folder(uid))
-        self._start_empty = start_empty
+        self._start_empty, self._unfenced = start_empty, unfenced
         self._generations: dict[str, Generation] = {}
         self._manifests: OrderedDict[EpochId, Manifest] = OrderedDict()
 
@@ -165,6 +167,8 @@ class EpochStore:
                                          self._start_empty)
             if isinstance(decision, OwnGeneration):
                 return decision.generation
+            if decision.number == 1:
+                probe_store(self.store, quick=True).require(unfenced=self._unfenced)
             opened = Generation(decision.number, run.run_id, run.query_id, run.batch, parallelism, decision.base,
                                 _now_ms())
             try:

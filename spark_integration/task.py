@@ -23,6 +23,7 @@ from spark_integration.cache import Lease, SlotKey, Wanted, WorkerCache, local_r
 from spark_integration.context import TaskContext
 from spark_integration.epoch_store import EpochStore, Start
 from spark_integration.epochs import (
+    MANIFEST_VERSION,
     Acknowledgement,
     EpochId,
     Manifest,
@@ -33,10 +34,11 @@ from spark_integration.epochs import (
 from spark_integration.operators import Columns, Operator, OutputSchema, event_time_column
 from spark_integration.rows import OutputBuilder, shorten
 from spark_integration.taskinfo import TaskInfo, task_info
-from statebackend.errors import HoldfastError, InvalidRequest
+from statebackend.entries import ENTRIES_VERSION
+from statebackend.errors import HoldfastError, IncompatibleState, InvalidRequest
 from statebackend.keygroups import KeyGroupRange, key_group_range
 from statebackend.operator_state import OperatorStateSnapshot, OperatorStateStore, redistribute
-from statebackend.types import StateType
+from statebackend.types import CODEC_VERSION, StateType
 
 ROUTE = "__holdfast"
 """The column that carries a row's key group (low 16 bits) and the batch's time in milliseconds (the rest)."""
@@ -70,6 +72,7 @@ class TaskPlan:
     batch_run: TaskRun | None = None
     gather_rows: int = 0
     order_by: tuple[str, ...] = ()
+    versions: tuple[tuple[str, Any], ...] = ()
 
 
 _cache = WorkerCache()
@@ -84,6 +87,7 @@ class StatefulTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         plan = self._plan
+        require_versions(plan.versions)
         info = task_info(plan.batch_run)
         key_groups = _own_range(plan, info)
         epochs = epoch_store(plan)
@@ -99,13 +103,26 @@ class StatefulTask:
             spool.close()
 
 
+def versions() -> tuple[tuple[str, Any], ...]:
+    """What driver and executors must agree on: formats, and Python itself, which unpickles the function."""
+    return (("python", f"{sys.version_info.major}.{sys.version_info.minor}"), ("codec", CODEC_VERSION),
+            ("entries", ENTRIES_VERSION), ("manifest", MANIFEST_VERSION))
+
+
+def require_versions(driver: tuple[tuple[str, Any], ...]) -> None:
+    if driver and driver != versions():
+        raise IncompatibleState("driver and executor have different versions", expected=dict(driver),
+                                found=dict(versions()), path=sys.executable,
+                                hint="set PYSPARK_PYTHON, or ship one environment with `holdfast spark pack`")
+
+
 def epoch_store(plan: TaskPlan) -> EpochStore:
     """The epochs of an operator; one store per process and folder, so that connections and manifests are kept."""
     name = (plan.checkpoint, plan.uid, plan.max_parallelism, plan.start_empty)
     if name not in _stores:
         store = FileStore.at(plan.checkpoint, unfenced=plan.unfenced, **plan.storage_options)
         _stores[name] = EpochStore(store, plan.uid, max_parallelism=plan.max_parallelism,
-                                   start_empty=plan.start_empty)
+                                   start_empty=plan.start_empty, unfenced=plan.unfenced)
     return _stores[name]
 
 

@@ -14,7 +14,7 @@ from spark_integration.epochs import TaskRun, require_parallelism
 from spark_integration.keys import key_columns, key_type_of
 from spark_integration.operators import Columns, FunctionOperator, Operator
 from spark_integration.session import require_spark, storage_options
-from spark_integration.task import BROADCAST, ROUTE, TaskPlan
+from spark_integration.task import BROADCAST, ROUTE, TaskPlan, versions
 from statebackend.backend import backend_names
 from statebackend.durations import duration_ms, size_bytes
 from statebackend.errors import InvalidRequest
@@ -97,7 +97,7 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
         backend=backend, backend_options=_backend_options(session, backend, backend_options), delay_ms=delay_ms,
         retain=_retain(session, retain), start_empty=start_empty, slots=_slots(session, width),
         batch_run=_batch_run(df, epoch), gather_rows=gather_rows,
-        order_by=_order(df, order_by))
+        order_by=_order(df, order_by), versions=versions())
     if shared:
         rows = plans.routed_with_shared(df, key_fields, width, max_parallelism, broadcast,
                                         duration_ms(idle_tick) if idle_tick is not None else None)

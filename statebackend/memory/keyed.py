@@ -368,7 +368,7 @@ class MemoryKeyed(KeyedBackend):
         with self.lock:
             self._unfinished = [one for one in self._unfinished if one is not snapshot]
             if chain is not None and self._incremental and not self._closed and \
-                    any(epoch.number >= chain.epoch for epoch in self._epochs):
+                    any(epoch.number == chain.epoch for epoch in self._epochs):
                 self._candidates[chain.checkpoint_id] = chain
             if self._unfinished or self._is_folding or self._closed:
                 return

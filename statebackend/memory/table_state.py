@@ -177,6 +177,7 @@ class TableState(Layers, State):
     def batch(self, keys: Any) -> Iterator[list[Any]]:
         """The keys of a batch as held in dicts; if the block raises, all it changed is undone."""
         held = self.held_keys(keys)
+        self.keyed.require_held_keys(self.keyed.key_type.conform(keys), self.name)
         before, frozen, current = self.delta, self.frozen, self.keyed.key
         before.get(None)  # a closed table refuses
         self.frozen, self.delta = (before, *frozen), Layer(self)

@@ -154,6 +154,20 @@ def test_snapshots_that_are_never_confirmed_do_not_pile_up(keyed: Any, files: Lo
     assert [value.value_many(pa.array([0, 79])).to_pylist()] == [[0, 79]]
 
 
+def test_a_snapshot_that_is_confirmed_after_its_changes_were_forgotten_is_not_built_upon(
+        keyed: Any, files: LocalFiles) -> None:
+    value = keyed.state(ValueStateDescriptor("v", int))
+    late = keyed.snapshot(1000, files)
+    for number in range(40):
+        keyed.set_current_key(number)
+        value.update(number)
+        keyed.snapshot(number, files).run()
+    late.run()
+    keyed.checkpoint_completed(1000)
+    handle = keyed.snapshot(1001, files).run()
+    assert sum(_rows(files, file) for file in handle.files) >= 40
+
+
 def test_the_owner_reads_right_while_layers_are_folded(keyed: Any, files: LocalFiles) -> None:
     value = keyed.state(ValueStateDescriptor("v", int))
     for key in range(20_000):

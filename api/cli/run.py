@@ -143,17 +143,19 @@ def _reporting(handle: JobHandle, service: str | None) -> Any:
 
 def _follow(handle: JobHandle) -> None:
     """Show progress until the job ends; turn the first Ctrl-C or SIGTERM into a last checkpoint."""
-    stopping = threading.Event()
+    stopping: list[threading.Thread] = []
 
     def interrupted(_signal: int, _frame: object) -> None:
-        if stopping.is_set():
+        if stopping:
             os._exit(130)
-        stopping.set()
-        threading.Thread(target=_stop, args=(handle,), name="stopping", daemon=True).start()
+        stopping.append(threading.Thread(target=_stop, args=(handle,), name="stopping", daemon=True))
+        stopping[0].start()
 
     before = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _show_progress(handle)
+        for thread in stopping:
+            thread.join()  # it has something to say about where to go on from
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

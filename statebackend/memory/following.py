@@ -69,6 +69,7 @@ def _slots(decoder: EntryDecoder, batch: pa.RecordBatch) -> Any:
 
 
 def has_changes(tables: Any) -> bool:
-    return any(bool(table.delta) or bool(table.delta.removed) for table in tables)
+    return any(bool(table.delta) or bool(table.delta.removed) or
+               (table.columns is not None and bool(table.columns.dirty.any())) for table in tables)
 
 

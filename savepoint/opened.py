@@ -173,11 +173,11 @@ class Savepoint:
 
         return lookup(self, uid, state, key, namespace)
 
-    def query(self, sql: str) -> pa.RecordBatchReader:
+    def query(self, sql: str, *, seconds: float | None = None) -> pa.RecordBatchReader:
         """Run a SELECT over states as tables `operator.state` (DuckDB, read-only, confined to this savepoint)."""
         from savepoint.query import query
 
-        return query(self, sql)
+        return query(self, sql, seconds=seconds)
 
     # -- files
 

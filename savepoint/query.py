@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
@@ -22,7 +23,7 @@ from savepoint.format import KEY_GROUP
 from savepoint.reader import parts_of
 from savepoint.rewrite import as_open
 from savepoint.scan import keep_keys
-from statebackend.errors import HoldfastError, InvalidRequest, NotFound
+from statebackend.errors import HoldfastError, InvalidRequest, NotFound, Unavailable
 from statebackend.keygroups import KeyGroupRange
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ _CONFINE = ("SET python_enable_replacements = false", "SET enable_external_acces
             "SET lock_configuration = true")
 
 
-def query(savepoint: Savepoint, sql: str) -> pa.RecordBatchReader:
-    """Run a SELECT. A mistake in it is `InvalidRequest` with DuckDB's message, a wrong table `NotFound` with near ones."""
+def query(savepoint: Savepoint, sql: str, *, seconds: float | None = None) -> pa.RecordBatchReader:
+    """Run a SELECT. A mistake in it is `InvalidRequest` with DuckDB's message, a wrong table `NotFound` with near ones.
+
+    One that has not given its last row after `seconds` is interrupted: `Unavailable`.
+    """
     import duckdb
 
     stack = ExitStack()
@@ -43,6 +47,7 @@ def query(savepoint: Savepoint, sql: str) -> pa.RecordBatchReader:
         spill = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-query-"))
         connection = stack.enter_context(duckdb.connect(
             ":memory:", config={"threads": 2, "memory_limit": MEMORY_LIMIT, "temp_directory": spill}))
+        limit = stack.enter_context(_TimeLimit(connection, seconds))
         try:
             _register(connection, savepoint, _tables_in(connection, sql), stack)
             for statement in _CONFINE:
@@ -52,11 +57,12 @@ def query(savepoint: Savepoint, sql: str) -> pa.RecordBatchReader:
                 raise InvalidRequest("the query returns nothing", hint="write a SELECT")
             reader = _arrow_reader(relation)
         except duckdb.Error as error:
+            limit.require_time()
             raise InvalidRequest(f"the query has an error: {_first_lines(error)}") from error
     except BaseException:
         stack.close()
         raise
-    return pa.RecordBatchReader.from_batches(reader.schema, _drained(reader, stack))
+    return pa.RecordBatchReader.from_batches(reader.schema, _drained(reader, stack, limit))
 
 
 def filtered(savepoint: Savepoint, uid: str, state: str, where: str, *, keys: Iterable[Any] | None,
@@ -155,7 +161,33 @@ def _arrow_reader(relation: Any) -> pa.RecordBatchReader:
     return relation.fetch_arrow_reader(_BATCH)
 
 
-def _drained(reader: pa.RecordBatchReader, stack: ExitStack) -> Iterator[pa.RecordBatch]:
+class _TimeLimit:
+    """Interrupts a connection when the time is up."""
+
+    def __init__(self, connection: Any, seconds: float | None) -> None:
+        self._connection, self._seconds, self._passed = connection, seconds, False
+        self._timer = threading.Timer(seconds, self._interrupt) if seconds is not None else None
+
+    def __enter__(self) -> _TimeLimit:
+        if self._timer is not None:
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _interrupt(self) -> None:
+        self._passed = True
+        self._connection.interrupt()
+
+    def require_time(self) -> None:
+        if self._passed:
+            raise Unavailable(f"the query did not end within {self._seconds:g} s", hint="narrow it")
+
+
+def _drained(reader: pa.RecordBatchReader, stack: ExitStack, limit: _TimeLimit) -> Iterator[pa.RecordBatch]:
     """The batches; the connection and its files live until the last one is taken."""
     try:
         with stack:
@@ -163,6 +195,7 @@ def _drained(reader: pa.RecordBatchReader, stack: ExitStack) -> Iterator[pa.Reco
     except HoldfastError:
         raise
     except (pa.ArrowException, RuntimeError, OSError) as error:
+        limit.require_time()
         raise InvalidRequest(f"the query failed: {_first_lines(error)}") from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,7 +18,7 @@ import xxhash
 import savepoint
 from checkpoint.storage import FileStore, locate
 from savepoint.values import from_text, to_plain
-from statebackend.errors import HoldfastError, InvalidRequest, NotFound, Unavailable
+from statebackend.errors import InvalidRequest, NotFound, Unavailable
 from statebackend.keygroups import KeyGroupRange
 
 _DEPTH = 3
@@ -190,31 +189,15 @@ class _Pipe(io.RawIOBase):
 
 def query(url: str, sql: str, limit: int, seconds: float) -> dict[str, Any]:
     """Run SQL over a snapshot, interrupted when it takes too long."""
-    outcome: dict[str, Any] = {}
-    with savepoint.open(url) as opened:
-        def run() -> None:
-            try:
-                reader = opened.query(sql)
-                columns = [{"name": field.name, "type": str(field.type)} for field in reader.schema]
-                rows: list[list[Any]] = []
-                for batch in reader:
-                    plain = [[to_plain(value) for value in column.to_pylist()] for column in batch.columns]
-                    rows += [list(row) for row in zip(*plain)]
-                    if len(rows) > limit or outcome.get("late"):
-                        break
-                outcome.update(columns=columns, rows=rows[:limit], truncated=len(rows) > limit)
-            except HoldfastError as error:
-                outcome["error"] = error
-
-        worker = threading.Thread(target=run, name="query", daemon=True)
-        worker.start()
-        worker.join(seconds)
-        if worker.is_alive():
-            outcome["late"] = True
-            raise Unavailable(f"the query did not end within {seconds:.0f} s", hint="narrow it, or use the command line")
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome
+    rows: list[list[Any]] = []
+    with savepoint.open(url) as opened, opened.query(sql, seconds=seconds) as reader:
+        columns = [{"name": field.name, "type": str(field.type)} for field in reader.schema]
+        for batch in reader:
+            plain = [[to_plain(value) for value in column.to_pylist()] for column in batch.columns]
+            rows += [list(row) for row in zip(*plain)]
+            if len(rows) > limit:
+                break
+    return {"columns": columns, "rows": rows[:limit], "truncated": len(rows) > limit}
 
 
 def diff(left: str, right: str, limit: int) -> dict[str, Any]:

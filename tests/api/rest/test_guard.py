@@ -99,3 +99,20 @@ def test_the_committed_openapi_document_is_what_the_app_serves() -> None:
     docs = Path(__file__).resolve().parents[3] / "docs"
     assert json.loads((docs / "openapi.json").read_text()) == json.loads(json.dumps(document())), \
         "run `python -m api.rest.document`"
+
+
+def test_a_query_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    import savepoint
+    from api.rest import library
+    from statebackend import ValueStateDescriptor
+    from statebackend.errors import Unavailable
+
+    with savepoint.SavepointWriter(tmp_path / "sp") as writer:
+        table = pa.table({"key": [1, 2], "value": [3, 4]})
+        writer.keyed("count", ValueStateDescriptor("total", int), table, key_type=int)
+    endless = "select sum(hash(a.range * b.range * c.range)) from range(100000) a, range(100000) b, range(1000) c"
+    with pytest.raises(Unavailable, match="did not end"):
+        library.query(str(tmp_path / "sp"), endless, 10, 0.5)
+    assert library.query(str(tmp_path / "sp"), "select sum(value) from count.total", 10, 30)["rows"] == [["7"]]

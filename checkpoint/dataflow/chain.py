@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from checkpoint.dataflow.graph import Edge, Exchange, Node, NodeKind
 from checkpoint.dataflow.keyed_operators import BroadcastOperator, KeyedBroadcastOperator, KeyedProcessOperator
@@ -75,17 +75,24 @@ def partitioner_of(planned: PlannedEdge, max_parallelism: int) -> Partitioner:
     return ForwardPartitioner() if planned.exchange is Exchange.FORWARD else RebalancePartitioner()
 
 
+class SnapshotObserver(Protocol):
+    """Hears of the chain's snapshots: local recovery keeps copies of their files."""
+
+    def taken(self, checkpoint_id: int, snapshots: tuple[OperatorSnapshot, ...]) -> None: ...
+    def completed(self, checkpoint_id: int) -> None: ...
+
+
 class FlowChain(OperatorChain):
     """The operators of one vertex, connected. Batches go depth first: each operator's output to all that follow."""
 
     def __init__(self, plan: Plan, vertex: Vertex, environment: Environment, *, inner: Sequence[InFlight] = (),
-                 first_full: bool = False) -> None:
+                 first_full: bool = False, observer: SnapshotObserver | None = None) -> None:
         """`inner`: restored records for edges inside this chain. `first_full`: build on no restored file."""
         self.uids = vertex.uids
         self.is_source = vertex.is_source
         self._plan, self._vertex, self._environment = plan, vertex, environment
         self._output: ChainOutput
-        self._inner, self._full_until_completed = tuple(inner), first_full
+        self._inner, self._full_until_completed, self._observer = tuple(inner), first_full, observer
         flow = plan.flow
         self._operators = [_OPERATORS[flow.nodes[index].kind](flow.nodes[index], environment) for index in vertex.nodes]
         self._by_node = {operator.node.index: operator for operator in self._operators}
@@ -169,10 +176,13 @@ class FlowChain(OperatorChain):
                  target: SnapshotTarget) -> PendingChainSnapshot:
         now = self._environment.clock.now_ms()
         full = options.full or self._full_until_completed
-        return _PendingChain([operator.snapshot(checkpoint_id, target, now, full=full) for operator in self._operators])
+        parts = [operator.snapshot(checkpoint_id, target, now, full=full) for operator in self._operators]
+        return _PendingChain(checkpoint_id, parts, self._observer)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         self._full_until_completed = False
+        if self._observer is not None:
+            self._observer.completed(checkpoint_id)
         for operator in self._operators:
             operator.checkpoint_completed(checkpoint_id)
 
@@ -224,11 +234,15 @@ def _emitter(output: ChainOutput, index: int) -> Callable[[list[Any], Stamps], N
 
 
 class _PendingChain:
-    def __init__(self, parts: list[PendingOperatorSnapshot]) -> None:
-        self._parts = parts
+    def __init__(self, checkpoint_id: int, parts: list[PendingOperatorSnapshot],
+                 observer: SnapshotObserver | None) -> None:
+        self._checkpoint_id, self._parts, self._observer = checkpoint_id, parts, observer
 
     def run(self) -> tuple[OperatorSnapshot, ...]:
-        return tuple(part.run() for part in self._parts)
+        snapshots = tuple(part.run() for part in self._parts)
+        if self._observer is not None:
+            self._observer.taken(self._checkpoint_id, snapshots)
+        return snapshots
 
     def cancel(self) -> None:
         for part in self._parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from checkpoint.dataflow.plan import Plan, Vertex, plan
 from checkpoint.protocol.messages import SubtaskId
 from checkpoint.runtime.contracts import CheckpointOptions
 from checkpoint.runtime.host import Assignment
+from checkpoint.runtime.local_recovery import LocalCopies
 from checkpoint.runtime.restoring import RestoredSubtask
 from checkpoint.runtime.subtask import Subtask, Transport
 from checkpoint.runtime.wiring import Wiring
@@ -65,13 +66,14 @@ class JobSpec:
     storage_options: Mapping[str, Any] = field(default_factory=dict)
     work_dir: str | None = None
     channel_credit: int | None = None
+    local_recovery: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {"job_id": str(self.job_id), "job_name": self.job_name, "run_id": self.run_id, "root": self.root,
                 "backend": {"name": self.backend.name, **self.backend.options}, "generation": self.generation,
                 "unfenced": self.unfenced, "inline_threshold": self.inline_threshold,
                 "parallelism": dict(self.parallelism), "storage_options": dict(self.storage_options),
-                "work_dir": self.work_dir, "channel_credit": self.channel_credit}
+                "work_dir": self.work_dir, "channel_credit": self.channel_credit, "local_recovery": self.local_recovery}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
@@ -92,6 +94,8 @@ class Builder:
         self.wiring = Wiring(self.plan)
         self.codec = FlowChannelCodec(flow)
         self._vertices = {vertex.id: vertex for vertex in self.plan.vertices}
+        self._copies: dict[SubtaskId, LocalCopies] = {}
+        self._copies_dir = WorkDir(spec.work_dir, "copies")
 
     def assignment(self, subtask: SubtaskId, attempt: int, restored: RestoredSubtask | None, *,
                    foreign: bool = False, enumerations: Mapping[str, Any] | None = None) -> Assignment:
@@ -101,11 +105,27 @@ class Builder:
         def build(transport: Transport) -> Subtask:
             return self._subtask(vertex, subtask, attempt, transport, restored, foreign, enumerations or {})
 
-        return Assignment(subtask, attempt, build, restored.restore if restored is not None else None,
+        restore = restored.restore if restored is not None else None
+        if restore is not None and subtask in self._copies:
+            restore = replace(restore, source=self._copies[subtask].source(restore.source))
+        return Assignment(subtask, attempt, build, restore,
                           self.wiring.receivers(vertex, subtask.index), self.wiring.senders(vertex, subtask.index))
 
     def vertex(self, task: str) -> Vertex:
         return self._vertices[task]
+
+    def close(self) -> None:
+        """Remove local copies; nothing runs any more."""
+        self._copies_dir.remove()
+
+    def local_copy_hits(self) -> int:
+        """How many files restarts took from local copies."""
+        return sum(copies.hits for copies in self._copies.values())
+
+    def _copies_of(self, subtask: SubtaskId) -> LocalCopies:
+        if subtask not in self._copies:
+            self._copies[subtask] = LocalCopies(self._copies_dir.path() / f"{safe_name(subtask.task)}-{subtask.index}")
+        return self._copies[subtask]
 
     def _subtask(self, vertex: Vertex, subtask: SubtaskId, attempt: int, transport: Transport,
                  restored: RestoredSubtask | None, foreign: bool, enumerations: Mapping[str, Any]) -> Subtask:
@@ -115,13 +135,15 @@ class Builder:
             job_name=self.spec.job_name, run_id=self.spec.run_id, subtask_index=subtask.index,
             parallelism=vertex.parallelism, max_parallelism=self.flow.max_parallelism, attempt=attempt,
             enumerations=enumerations, closing=work.remove)
+        copies = self._copies_of(subtask) if self.spec.local_recovery else None
         chain = FlowChain(self.plan, vertex, environment, inner=restored.inner if restored is not None else (),
-                          first_full=foreign)
+                          first_full=foreign, observer=copies)
 
         def target(checkpoint_id: int, options: CheckpointOptions) -> SnapshotTarget:
             if options.location is not None and options.native:
                 return self.storage.savepoint_target(options.location, vertex.id, subtask.index)
-            return self.storage.target(checkpoint_id, vertex.id, subtask.index)
+            stored = self.storage.target(checkpoint_id, vertex.id, subtask.index)
+            return copies.target(checkpoint_id, stored) if copies is not None and options.location is None else stored
 
         options: dict[str, Any] = {}
         if self.spec.channel_credit is not None:

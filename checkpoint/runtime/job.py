@@ -205,7 +205,8 @@ def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | M
     chosen_id = point.job_id if point is not None and point.job_id is not None else \
         JobId(job_id) if job_id is not None else JobId.random()
     spec = JobSpec(chosen_id, flow.name, run_id, str(root), BackendChoice.of(backend), unfenced=unfenced,
-                   parallelism=overrides, storage_options=options, work_dir=work_dir, channel_credit=channel_credit)
+                   parallelism=overrides, storage_options=options, work_dir=work_dir, channel_credit=channel_credit,
+                   local_recovery=settings.local_recovery)
     storage = spec.storage()
     try:
         return _start(flow, spec, storage, settings, _strategy(restart, settings), point, runtime, job, workers,

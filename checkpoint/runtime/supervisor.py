@@ -55,7 +55,7 @@ from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.runtime.deployment import Builder
 from checkpoint.runtime.executor import Deployment, Executor, RestoreFrom
 from checkpoint.runtime.publishing import Publisher
-from statebackend.errors import Conflict, CorruptData, HoldfastError, IncompatibleState, InvalidRequest
+from statebackend.errors import Conflict, CorruptData, HoldfastError, IncompatibleState, InvalidRequest, Unavailable
 
 log = logging.getLogger("holdfast.job")
 
@@ -143,6 +143,7 @@ class Supervisor:
         self._attempt = 0
         self._attempts: dict[SubtaskId, int] = {}
         self._down: set[SubtaskId] = set()
+        self._unsettled = False
         self._restart_pending = False
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -269,6 +270,11 @@ class Supervisor:
         except Conflict as error:
             fenced = self._is_fenced()
             self._events.put(PublishFailed(publish.checkpoint_id, str(error), fenced=fenced))
+        except Unavailable as error:
+            # Whether it was stored after all is not known: its files stay, and a restart asks the storage.
+            log.warning("checkpoint %d: no answer from the storage: %s", publish.checkpoint_id, error)
+            self._unsettled = True
+            self._events.put(PublishFailed(publish.checkpoint_id, str(error), settled=False))
         except Exception as error:
             log.warning("checkpoint %d could not be published: %s", publish.checkpoint_id, error)
             self._events.put(PublishFailed(publish.checkpoint_id, f"{type(error).__name__}: {error}"))
@@ -392,6 +398,7 @@ class Supervisor:
         self.restarts += 1
         subtasks, self._down = tuple(sorted(self._down)), set()
         try:
+            self._adopt_unsettled()
             self._deploy(subtasks, self._latest())
         except (IncompatibleState, CorruptData, InvalidRequest) as error:
             self._note_failure(error, None)
@@ -401,6 +408,17 @@ class Supervisor:
             self._restart_after(frozenset(subtasks), error)
         else:
             self.state = JobState.RUNNING
+
+    def _adopt_unsettled(self) -> None:
+        """A publication whose outcome was unknown may have happened: then it is what the restart starts from."""
+        if not self._unsettled:
+            return
+        stored = [info for info in self.builder.storage.list_checkpoints() if info.error is None]
+        latest = self.coordinator.latest
+        if stored and (latest is None or stored[-1].checkpoint_id > latest.checkpoint_id):
+            self._handle(Restored(stored[-1].checkpoint_id, stored[-1].path,
+                                  retained=tuple(info.checkpoint_id for info in stored)))
+        self._unsettled = False
 
     def _latest(self) -> RestoreFrom | None:
         latest = self.coordinator.latest
@@ -440,6 +458,7 @@ class Supervisor:
             if self.coordinator.statistics.counts["completed"]:
                 self._run_first_completed()
         self._quietly(self.builder.storage.close)
+        self.builder.close()
         self.done.set()
         for future in self._requests.values():
             if not future.done():

@@ -105,6 +105,7 @@ class Worker:
             if kind is Kind.CLOSE:
                 self._host.close()
                 self._close_sources(0)
+                self._builder.close()
                 return
             self._handlers[kind](wire.decode(body) if body else None)
 

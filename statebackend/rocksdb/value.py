@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,6 @@ from statebackend.rocksdb.flat import FlatState, encoded_column
 from statebackend.state import ValueState
 from statebackend.ttl import NEVER, TimeDomain
 
-_wall = time.time
 _TIME = struct.Struct(">Q")
 _time_from, _time_pack, _TIME_BIAS = _TIME.unpack_from, _TIME.pack, 1 << 63
 
@@ -110,16 +110,22 @@ class RocksNumberState(RocksValueState):
 
 
 class RocksTtlNumberState(RocksNumberState):
-    """The same with TTL; dirty entries hold (number, expires_at), or stored bytes from batches."""
+    """The same with TTL; dirty entries hold (number, expiry), or stored bytes from batches.
+
+    While dirty, the expiry is in the unit of the clock that is read: seconds of the wall clock, which is one call into
+    C, or milliseconds of any other clock.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         expiry, ttl = self._expiry, self.descriptor.ttl
         assert expiry is not None
         assert ttl is not None
-        self._now = expiry.now
-        self._is_wall = type(self._context.clock) is SystemClock and ttl.time is TimeDomain.PROCESSING
-        self._ttl_ms = ttl.ttl_ms
+        is_wall = type(self._context.clock) is SystemClock and ttl.time is TimeDomain.PROCESSING
+        self._clock: Callable[[], float] = time.time if is_wall else expiry.now
+        self._unit = 1000 if is_wall else 1
+        self._span: float = ttl.ttl_ms / 1000 if is_wall else ttl.ttl_ms
+        self._updates_on_read = expiry.updates_on_read
 
     def value(self) -> Any:
         key = self._keys[self._context._token]
@@ -133,17 +139,22 @@ class RocksTtlNumberState(RocksNumberState):
         if held is None:
             return self.descriptor.default
         if type(held) is bytes:
-            try:
-                value, expires = self._unpack_from(held, TIME_WIDTH)[0], _time_from(held)[0] - _TIME_BIAS
-            except struct.error:
-                value, expires = self._decode(held[TIME_WIDTH:]), unpack_time(held)
+            value, expires = self._unpacked(held)
         else:
             value, expires = held
-        if (_wall() * 1000.0 if self._is_wall else self._now()) >= expires:
+        if self._clock() >= expires:
             return self._expired(key, value)
-        if self._expiry.updates_on_read:  # type: ignore[union-attr]
-            self._hold(key, value)
+        if self._updates_on_read:
+            self._dirty[key] = value, self._clock() + self._span
         return value
+
+    def _unpacked(self, data: bytes) -> tuple[Any, float]:
+        try:
+            value, expires = self._unpack_from(data, TIME_WIDTH)[0], _time_from(data)[0] - _TIME_BIAS
+        except struct.error:
+            value, expires = self._decode(data[TIME_WIDTH:]), unpack_time(data)
+        # Event time starts at the smallest number, where a float can't tell milliseconds apart: no division there.
+        return value, expires if self._unit == 1 else expires / 1000
 
     def _expired(self, key: bytes, value: Any) -> Any:
         assert self._expiry is not None
@@ -160,20 +171,16 @@ class RocksTtlNumberState(RocksNumberState):
                 self.clear()
                 return
             value = self._accepted(value)
-        expires = (int(_wall() * 1000.0) if self._is_wall else self._now()) + self._ttl_ms
         dirty = self._dirty
-        dirty[key] = value, expires if expires <= NEVER else NEVER
+        dirty[key] = value, self._clock() + self._span
         if len(dirty) >= self._limit:
             self._grown()
-
-    def _hold(self, key: bytes, value: Any) -> None:
-        self._dirty[key] = value, min(self._now() + self._ttl_ms, NEVER)
-
 
     def stored(self, held: Any) -> bytes | None:
         if held is None or type(held) is bytes:
             return held
-        return _time_pack(held[1] + _TIME_BIAS) + self._encode(held[0])
+        expires = int(held[1] * self._unit)
+        return _time_pack((expires if expires < NEVER else NEVER) + _TIME_BIAS) + self._encode(held[0])
 
 
 def _layout(kind: Any) -> str:

@@ -128,6 +128,17 @@ def test_event_time_counts_the_watermark(ttl: Any) -> None:
     assert held.sweep_all() == 4 * 3000 - 1
 
 
+def test_event_time_ttl_holds_before_the_first_watermark(ttl: Any) -> None:
+    held = ttl(time=TimeDomain.EVENT)
+    held.fill()
+    held.keyed._engine.flush()
+    held.keyed.set_current_key(1)
+    assert held.number.value() == 1
+    assert held.list.get() == [1]
+    held.keyed.advance_watermark(0)
+    assert held.number.value() is None
+
+
 def test_ttl_costs_at_most_twelve_bytes_an_entry() -> None:
     sizes = []
     for config in (None, TtlConfig("1h")):

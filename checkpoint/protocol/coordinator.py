@@ -266,6 +266,9 @@ class Coordinator:
         self._actions += [CompleteRequest(request.request_id, error=error) for request in self._requests]
         self._requests.clear()
 
+    def _savepoint_in_progress(self) -> bool:
+        return any(pending.is_savepoint for pending in self._pending.values())
+
     def _stop_in_progress(self) -> bool:
         """Nothing may begin beside it: with a drain, all input ends only for the savepoint's sake."""
         return any(pending.options.stop for pending in self._pending.values())
@@ -337,8 +340,10 @@ class Coordinator:
         self._publish_next()
 
     def _complete(self, pending: PendingCheckpoint, completed: Completed) -> None:
-        # A savepoint belongs to its user: unless it was to stop the job, the last checkpoint is one of our own.
-        ends = pending.options.stop or (pending.all_ended and not pending.is_savepoint)
+        # A savepoint belongs to its user: unless it was to stop the job, the last checkpoint is one of our own. It does
+        # not come while somebody still waits for a savepoint.
+        ends = pending.options.stop or (pending.all_ended and not pending.is_savepoint and
+                                        not self._savepoint_in_progress())
         if not pending.is_savepoint:
             self._failures, self._needs_full = 0, False
             self._completed.append(completed)
@@ -493,7 +498,8 @@ class Coordinator:
             return
         if len(self._ended) == len(self._subtasks):
             due = self._retry_last_at is None or now >= self._retry_last_at
-            if due and not any(_covers_end(pending) for pending in self._pending.values()):
+            under_way = any(pending.is_savepoint or _covers_end(pending) for pending in self._pending.values())
+            if due and not under_way:
                 self._trigger(self.settings.checkpoint_options(full=self._needs_full), now, None)
             return
         due_at = self._next_periodic()
@@ -559,7 +565,7 @@ class Coordinator:
 
 def _covers_end(pending: PendingCheckpoint) -> bool:
     """Whether everything had ended when this checkpoint was triggered, or since, so that it will be the last."""
-    return len(pending.triggered) == pending.total and not pending.is_savepoint
+    return len(pending.triggered) == pending.total
 
 
 def _name(pending: PendingCheckpoint) -> str:

@@ -372,6 +372,7 @@ def test_a_savepoint_after_the_end_of_all_input_is_not_the_last_checkpoint():
     story.tell(TriggerSavepoint("s"))
     for subtask in ALL:
         story.tell(StatusReport(subtask, Phase.ENDED))
+    assert story.coordinator.in_progress == (1,), "the last checkpoint waits for it"
     story.ack(1, ended=True)
     story.publish(1)
     assert NotifySavepointDone(1) in story.actions

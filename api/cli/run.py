@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -122,11 +123,11 @@ def pair_of(item: str) -> tuple[str, str]:
 
 def _start_on_spark(flow: Any, job: str, arguments: dict[str, Any]) -> JobHandle:
     try:
-        from spark_integration.runtime import start_on_spark
+        runtime = import_module("spark_integration.runtime")
     except ImportError as error:
         raise InvalidRequest(f"the Spark runtime is not installed: {error}",
                              hint="pip install 'holdfast[spark]'") from error
-    handle: JobHandle = start_on_spark(flow, job=job, **arguments)
+    handle: JobHandle = runtime.start_on_spark(flow, job=job, **arguments)
     return handle
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import shutil
 import time
 import uuid
 import weakref
@@ -23,6 +24,7 @@ from checkpoint.runtime.restoring import Restorer
 from checkpoint.runtime.supervisor import JobState, Supervisor
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.storage import JobStorage
+from checkpoint.storage.store import FileStore
 from statebackend.clock import Clock
 from statebackend.errors import HoldfastError, InvalidRequest
 
@@ -241,7 +243,8 @@ def _start(flow: Dataflow, spec: JobSpec, storage: JobStorage, settings: Checkpo
     supervisor = Supervisor(
         builder, settings, restart, restore=restore, restored=restored, region_restart=region_restart,
         properties={"backend": spec.backend.name, "runtime": runtime},
-        first_completed=(lambda: dispose_claimed(disposal)) if disposal is not None else None)
+        first_completed=(lambda: dispose_claimed(disposal)) if disposal is not None else None,
+        closing=(lambda: _remove_root(spec.root)) if root is None else None)
     executor = _executor(builder, supervisor, runtime, job, workers)
     handle = JobHandle(flow, supervisor, executor, runtime=runtime, root=root, restore_point=point)
     _running.add(handle)
@@ -300,6 +303,15 @@ def _temporary_root(runtime: str, run_id: str) -> str:
     import tempfile
 
     return tempfile.mkdtemp(prefix="holdfast-")
+
+
+def _remove_root(root: str) -> None:
+    """Checkpoints of a run without a checkpoint folder go with it."""
+    with FileStore.at(root) as store:
+        for folder in store.folders():
+            store.delete_tree(folder)
+    if "://" not in root:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _strategy(given: RestartStrategy | str | None, settings: CheckpointSettings) -> RestartStrategy | None:

@@ -114,7 +114,8 @@ class Supervisor:
 
     def __init__(self, builder: Builder, settings: CheckpointSettings, restart: RestartStrategy | None = None, *,
                  restore: RestoreFrom | None = None, restored: Restored | None = None, region_restart: bool = True,
-                 properties: Mapping[str, Any] | None = None, first_completed: Callable[[], None] | None = None) -> None:
+                 properties: Mapping[str, Any] | None = None, first_completed: Callable[[], None] | None = None,
+                 closing: Callable[[], None] | None = None) -> None:
         self.builder, self.settings = builder, settings
         self.state = JobState.INITIALIZING
         self.outcome: Outcome | None = None
@@ -131,7 +132,7 @@ class Supervisor:
         self._last_seen: tuple[tuple[type, str], int] | None = None
         self._repeats = 0
         self._restore, self._restored = restore, restored
-        self._first_completed = first_completed
+        self._first_completed, self._closing = first_completed, closing
         self._publisher = Publisher(builder.plan, builder.storage, properties or {})
         self._executor: Executor
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -459,6 +460,8 @@ class Supervisor:
                 self._run_first_completed()
         self._quietly(self.builder.storage.close)
         self.builder.close()
+        if self._closing is not None:
+            self._quietly(self._closing)
         self.done.set()
         for future in self._requests.values():
             if not future.done():

@@ -67,7 +67,14 @@ class StateDescriptor:
         self.ttl = ttl
         if default is not None:
             self.value_type.check(default)
+            default = self.value_type.decode(self.value_type.encode(default))  # the caller may change the one given
         self.default = default
+
+    def has_same_default(self, other: StateDescriptor) -> bool:
+        """Whether unset entries of both read alike; NaN is NaN here."""
+        if self.default is None or other.default is None:
+            return self.default is other.default
+        return self.value_type.encode(self.default) == other.value_type.encode(other.default)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.value_type})"

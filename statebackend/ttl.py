@@ -75,7 +75,11 @@ class TtlConfig:
     cleanup: Cleanup = field(default_factory=Cleanup)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ttl", timedelta(milliseconds=duration_ms(self.ttl)))
+        milliseconds = duration_ms(self.ttl)
+        if milliseconds > timedelta.max // timedelta(milliseconds=1):
+            raise InvalidRequest("a TTL is too long", found=self.ttl, expected=f"at most {timedelta.max.days} days",
+                                 hint="leave the TTL out where entries never expire")
+        object.__setattr__(self, "ttl", timedelta(milliseconds=milliseconds))
         object.__setattr__(self, "update", _member(UpdateType, self.update))
         object.__setattr__(self, "visibility", _member(Visibility, self.visibility))
         object.__setattr__(self, "time", _member(TimeDomain, self.time))

@@ -156,7 +156,7 @@ class MemoryKeyed(KeyedBackend):
         return table
 
     def _again(self, known: TableState, descriptor: StateDescriptor, schema: StateSchema) -> State:
-        if schema.to_json() != known.schema.to_json() or descriptor.default != known.descriptor.default:
+        if schema.to_json() != known.schema.to_json() or not descriptor.has_same_default(known.descriptor):
             raise InvalidRequest("a state is registered twice with different types", state=descriptor.name,
                                  operator=self.uid, expected=str(known.schema), found=str(schema),
                                  hint="use one descriptor for one name")

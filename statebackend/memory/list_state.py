@@ -132,5 +132,6 @@ class MemoryListState(TableState, ListState[Any]):
     def update_many(self, keys: pa.Array, values: pa.Array) -> None:
         with self.batch(keys) as held:
             lists = self.values_of(values, len(held), ListType(self.value_type))
+            self.require_small(values, (element for elements in lists for element in elements or ()))
             for slot, elements in zip(self.slots_of(held), lists):
                 self._replace(slot, self._packed(elements or ()))

@@ -213,4 +213,16 @@ class TableState(Layers, State):
         if len(column) != rows:
             raise InvalidRequest("keys and values of a batch differ in length", state=self.name, keys=rows,
                                  values=len(column))
+        if kind is self.value_type:
+            self.require_small(values, column)
         return list(column)
+
+    def require_small(self, values: Any, column: Iterable[Any]) -> None:
+        """Refuse values above the limit; a column that is small as a whole is not looked through."""
+        kind, limit = self.value_type, self.keyed.max_value_bytes
+        if kind.fixed_value_width is not None or 8 * getattr(values, "nbytes", limit) <= limit:
+            return
+        for row, value in enumerate(column):
+            if value is not None and (size := len(kind.encode(value))) > limit:
+                raise InvalidRequest("a value is larger than the limit", state=self.name, row=row, found=size,
+                                     expected=limit, hint="store it in parts, or raise max_value_bytes")

@@ -122,7 +122,7 @@ class RocksDBKeyed(KeyedBackend):
         known = self._schemas.get(descriptor.name)
         if known is not None:
             again = StateSchema.of(descriptor, known.state_id, namespace_type)
-            if again != known:
+            if again != known or not descriptor.has_same_default(self._states[descriptor.name].descriptor):
                 raise InvalidRequest("a state is registered twice with different types", state=descriptor.name,
                                      registered=str(known), declared=str(again),
                                      hint="use one descriptor for a state, or give the second another name")

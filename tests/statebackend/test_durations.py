@@ -73,3 +73,9 @@ def test_names_may_be_given_in_place_of_members_and_wrong_ones_are_refused() -> 
 
 def test_no_clean_up_switches_each_strategy_off() -> None:
     assert Cleanup.none() == Cleanup(False, False, 0, False, False)
+
+
+@pytest.mark.parametrize("too_long", [2**62, "99999999999999d"])
+def test_a_ttl_beyond_what_time_can_count_is_refused(too_long: Any) -> None:
+    with pytest.raises(InvalidRequest, match="too long"):
+        TtlConfig(too_long)

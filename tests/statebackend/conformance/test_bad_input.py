@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -116,11 +117,16 @@ def test_a_value_larger_than_the_limit_is_refused(stage: Any) -> None:
     keyed.set_current_key("a")
     text.update("x" * 1000)
     for call in (lambda: text.update("x" * 1001), lambda: text.update("é" * 501), lambda: numbers.update([2**60] * 200),
-                 lambda: events.add(b"x" * 1001)):
+                 lambda: events.add(b"x" * 1001), lambda: text.update_many(pa.array(["b", "a"]), pa.array(["", "x" * 1001])),
+                 lambda: events.add_many(pa.array(["a"]), pa.array([b"x" * 1001])),
+                 lambda: events.update_many(pa.array(["a"]), pa.array([[b"x" * 1001]]))):
         with pytest.raises(InvalidRequest, match="larger than the limit"):
             call()
     assert text.value() == "x" * 1000
+    assert list(text.stream_keys()) == ["a"]
     assert events.get() == []
+    events.update_many(pa.array(["a"]), pa.array([[b"x" * 1000] * 3]))
+    assert len(events.get()) == 3
 
 
 def test_a_state_registered_twice_must_be_the_same(stage: Any) -> None:
@@ -133,6 +139,19 @@ def test_a_state_registered_twice_must_be_the_same(stage: Any) -> None:
             keyed.state(other)
     with pytest.raises(InvalidRequest, match="twice"):
         keyed.state(ValueStateDescriptor("s", int), namespace_type=int)
+    with pytest.raises(InvalidRequest, match="twice"):
+        keyed.state(ValueStateDescriptor("s", int, default=0))
+
+
+def test_a_default_is_the_descriptors_own_and_compares_by_value(stage: Any) -> None:
+    keyed, given = stage.keyed(), [1]
+    first = keyed.state(ValueStateDescriptor("s", list[int], default=given))
+    given.append(2)
+    keyed.set_current_key("a")
+    assert first.value() == [1]
+    assert keyed.state(ValueStateDescriptor("s", list[int], default=[1])) is first
+    number = keyed.state(ValueStateDescriptor("n", float, default=math.nan))
+    assert keyed.state(ValueStateDescriptor("n", float, default=float("nan"))) is number
 
 
 def test_ranges_and_backends_that_do_not_exist_are_refused(stage: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from statebackend.backend import Backend, KeyedBackend, KeyedHandle
@@ -65,9 +66,13 @@ class TablesBackend(Backend):
 
 
 class MemoryBackend(TablesBackend):
-    """State in memory; snapshots are full, and refused for a state that is larger than `max_state_size`."""
+    """State in memory; snapshots are full, and refused for a state that is larger than `max_state_size`.
+
+    `directory` is taken, so that one call serves every backend, and not used: nothing of the state is on disk.
+    """
 
     name = "memory"
 
-    def __init__(self, *, max_state_size: int | str = "5MiB", max_value_bytes: int | str = "64MiB") -> None:
+    def __init__(self, directory: str | Path | None = None, *, max_state_size: int | str = "5MiB",
+                 max_value_bytes: int | str = "64MiB") -> None:
         super().__init__(max_state_size=size_bytes(max_state_size), max_value_bytes=max_value_bytes)

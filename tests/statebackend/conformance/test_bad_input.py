@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -165,6 +166,14 @@ def test_ranges_and_backends_that_do_not_exist_are_refused(stage: Any) -> None:
         stage.backend(no_such_option=1)
     with pytest.raises(InvalidRequest):
         stage.keyed(list[int])
+
+
+@pytest.mark.parametrize("name", ["memory", "filesystem", "rocksdb"])
+def test_every_backend_takes_a_directory(name: str, tmp_path: Path) -> None:
+    with create_backend(name, directory=str(tmp_path / "state")) as backend:
+        count = backend.keyed(uid="count", key_type=str).state(ValueStateDescriptor("count", int, default=0))
+        count.update_many(pa.array(["bob", "eve"]), pa.array([3, 4]))
+        assert count.value_many(pa.array(["eve", "alice"])).to_pylist() == [4, 0]
 
 
 def test_one_operator_is_opened_once(stage: Any) -> None:

@@ -76,6 +76,7 @@ class PartsWriter:
         self._counts = np.zeros(groups, np.int64)
         self._sizes = np.zeros(groups, np.float64)
         self._largest = LargestKeys(self._one_row_per_key())
+        self._width = fixed_row_size(schema)
         self._parts: list[dict[str, Any]] = []
         self._longest = 0
 
@@ -131,12 +132,17 @@ class PartsWriter:
             self._part = None
 
     def _count(self, batch: pa.RecordBatch, groups: npt.NDArray[np.int32]) -> None:
-        sizes = sum((row_sizes(column) for column in batch.columns[1:]), np.full(len(groups), 4, np.int64))
         local = groups - self._range.first
         low, high = int(local[0]), int(local[-1]) + 1
-        self._counts[low:high] += np.bincount(local - low, minlength=high - low)
-        self._sizes[low:high] += np.bincount(local - low, weights=sizes, minlength=high - low)
-        if KEY in batch.schema.names:
+        counts = np.bincount(local - low, minlength=high - low)
+        self._counts[low:high] += counts
+        if self._width is not None:
+            self._sizes[low:high] += counts * self._width
+            if self._largest.wants_more:
+                self._largest.add(batch.column(KEY), np.full(len(groups), self._width, np.int64))
+        else:
+            sizes = sum((row_sizes(column) for column in batch.columns), np.zeros(len(groups), np.int64))
+            self._sizes[low:high] += np.bincount(local - low, weights=sizes, minlength=high - low)
             self._largest.add(batch.column(KEY), sizes)
         if "list_index" in batch.schema.names:
             self._longest = max(self._longest, int(batch.column("list_index").to_numpy().max()) + 1)
@@ -226,6 +232,11 @@ class LargestKeys:
         self._top: list[tuple[int, int, Any]] = []
         self._open: tuple[Any, int, int] | None = None
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether rows that are all of one size could still change the result."""
+        return not self._unique or len(self._top) < self._keep
+
     def add(self, keys: pa.Array, sizes: Ints) -> None:
         if self._unique:
             self._offer(keys, sizes, np.ones(len(sizes), np.int64))
@@ -287,6 +298,18 @@ def differs_from_previous(array: pa.Array) -> npt.NDArray[np.bool_]:
             different &= ~(nan[:-1] & nan[1:])
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     return np.asarray(different | (valid[:-1] != valid[1:]), np.bool_)
+
+
+def fixed_row_size(schema: pa.Schema) -> int | None:
+    """The bytes of every row where all columns have a fixed width."""
+    widths = [_width(field.type) for field in schema]
+    return None if any(width is None for width in widths) else sum(width or 0 for width in widths)
+
+
+def _width(kind: pa.DataType) -> int | None:
+    if pa.types.is_nested(kind) or _is_variable(kind) or isinstance(kind, pa.BaseExtensionType):
+        return None
+    return 0 if pa.types.is_null(kind) else max(1, int(kind.bit_width) // 8)
 
 
 def row_sizes(array: pa.Array) -> Ints:

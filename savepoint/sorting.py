@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from savepoint.columns import StateLayout, matrix_of
 from savepoint.format import BATCH_ROWS, KEY, KEY_GROUP, LIST_INDEX, MAP_KEY
-from savepoint.parts import concat, differs_from_previous, row_sizes
+from savepoint.parts import concat, differs_from_previous, fixed_row_size, row_sizes
 from statebackend.descriptors import StateKind
 from statebackend.errors import InvalidRequest
 from statebackend.keygroups import KeyGroupRange, key_groups_of
@@ -60,9 +60,10 @@ class SortedRows:
         groups = groups[order]
         batch = pa.RecordBatch.from_arrays([pa.array(groups.astype(np.int32)), *ordered.columns],
                                            schema=self._layout.arrow_schema)
-        sizes = sum((row_sizes(column) for column in batch.columns), np.zeros(len(groups), np.int64))
-        self._counts += np.bincount(groups, minlength=self._max_parallelism)
-        self._sizes += np.bincount(groups, weights=sizes, minlength=self._max_parallelism)
+        counts = np.bincount(groups, minlength=self._max_parallelism)
+        sizes = group_sizes(batch, groups, counts)
+        self._counts += counts
+        self._sizes += sizes
         self._held.append(batch)
         self._held_bytes += int(sizes.sum())
         if self._held_bytes >= RUN_BYTES:
@@ -168,19 +169,28 @@ class _Run:
         return self._batches[index]
 
 
+def group_sizes(batch: pa.RecordBatch, groups: npt.NDArray[np.int32],
+                counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Bytes of the rows of each key group."""
+    width = fixed_row_size(batch.schema)
+    if width is not None:
+        return np.asarray(counts * float(width), np.float64)
+    sizes = sum((row_sizes(column) for column in batch.columns), np.zeros(len(groups), np.int64))
+    return np.asarray(np.bincount(groups, weights=sizes, minlength=len(counts)), np.float64)
+
+
 def sort_order(batch: pa.RecordBatch, layout: StateLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """The stable order of rows by key group and entry, and which sorted rows name the same entry as the next one."""
     groups = batch.column(0).to_numpy()
+    width = layout.key_type.fixed_key_width
+    if layout.key_columns == [KEY] and layout.schema.namespace_type is None and width is not None and width <= 8:
+        numbers = matrix_of(layout.key_type.encode_key_array(batch.column(KEY)))
+        if numbers is not None:
+            return _order_of_numbers(numbers, groups)
     columns = {name: batch.column(name) for name in batch.schema.names}
     if layout.schema.kind == StateKind.LIST:
         columns[LIST_INDEX] = pa.array(np.zeros(len(groups), np.int64))  # elements keep the order they came in
     keys = layout.encode_keys(columns, len(groups), groups, 0)
-    matrix = matrix_of(keys)
-    if matrix is not None:
-        one_namespace = layout.schema.namespace_type is None and len(layout.key_columns) == 1
-        tail = matrix[:, 4:-1] if one_namespace else matrix[:, 4:]
-        if tail.shape[1] <= 8:
-            return _order_of_numbers(tail, groups)
     if len(keys) > 1 and pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py() is True:
         return np.arange(len(keys)), np.zeros(len(keys), np.bool_)  # in order already, as after a map over values
     order = pc.sort_indices(keys).to_numpy()
@@ -195,7 +205,15 @@ def _order_of_numbers(tail: npt.NDArray[np.uint8], groups: npt.NDArray[np.int32]
     number = np.zeros((len(groups), 8), np.uint8)
     number[:, :tail.shape[1]] = tail
     values = number.reshape(-1).view(">u8").astype(np.uint64)
-    order = np.lexsort((values, groups))
+    order, same = _by_group(np.argsort(values), values, groups)
+    if same.any():  # the quick sort above does not keep the order of equal keys; where there are any, it counts
+        order, same = _by_group(np.argsort(values, kind="stable"), values, groups)
+    return order, same
+
+
+def _by_group(by_value: npt.NDArray[np.int64], values: npt.NDArray[np.uint64], groups: npt.NDArray[np.int32],
+              ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    order = by_value[np.argsort(groups[by_value].astype(np.uint16), kind="stable")]
     values, groups = values[order], groups[order]
     return order, np.append((values[1:] == values[:-1]) & (groups[1:] == groups[:-1]), False)
 

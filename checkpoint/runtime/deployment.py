@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,9 +124,8 @@ class Builder:
         return sum(copies.hits for copies in self._copies.values())
 
     def _copies_of(self, subtask: SubtaskId) -> LocalCopies:
-        if subtask not in self._copies:
-            self._copies[subtask] = LocalCopies(self._copies_dir.path() / f"{safe_name(subtask.task)}-{subtask.index}")
-        return self._copies[subtask]
+        return self._copies.setdefault(
+            subtask, LocalCopies(self._copies_dir.path() / f"{safe_name(subtask.task)}-{subtask.index}"))
 
     def _subtask(self, vertex: Vertex, subtask: SubtaskId, attempt: int, transport: Transport,
                  restored: RestoredSubtask | None, foreign: bool, enumerations: Mapping[str, Any]) -> Subtask:
@@ -159,13 +159,15 @@ class WorkDir:
     def __init__(self, parent: str | None, name: str) -> None:
         self._parent, self._name = parent, name
         self._made: Path | None = None
+        self._lock = threading.Lock()
 
     def path(self) -> Path:
-        if self._made is None:
-            if self._parent is not None:
-                Path(self._parent).mkdir(parents=True, exist_ok=True)
-            self._made = Path(tempfile.mkdtemp(prefix=f"holdfast-{self._name}-", dir=self._parent))
-        return self._made
+        with self._lock:
+            if self._made is None:
+                if self._parent is not None:
+                    Path(self._parent).mkdir(parents=True, exist_ok=True)
+                self._made = Path(tempfile.mkdtemp(prefix=f"holdfast-{self._name}-", dir=self._parent))
+            return self._made
 
     def remove(self) -> None:
         if self._made is not None:

@@ -122,8 +122,8 @@ def test_watermarks_wait_for_the_slowest_source_and_not_for_an_idle_one():
 
     flow, sink = Dataflow("idle"), CollectSink()
     strategy = WatermarkStrategy.monotonous(lambda number: number)
-    busy = flow.source(GeneratorSource(lambda number: number, count=60, rate=200), uid="busy", watermarks=strategy)
-    idle = flow.source(GeneratorSource(lambda number: number, count=1, rate=1), uid="idle",
+    busy = flow.source(GeneratorSource(lambda number: number, count=400, rate=400), uid="busy", watermarks=strategy)
+    idle = flow.source(GeneratorSource(lambda number: number, count=2, rate=1), uid="idle",
                        watermarks=strategy.with_idleness(50))
     busy.union(idle).process(Watermarks(), uid="w").sink(sink, uid="out")
     run(flow)
@@ -154,6 +154,8 @@ TOTAL = ValueStateDescriptor("total", int, default=0)
 
 
 class Apply(BroadcastProcessFunction):
+    written = threading.Semaphore(0)
+
     def process(self, record, ctx):
         rules = ctx.broadcast_state(RULES)
         with pytest.raises(InvalidRequest, match="read-only"):
@@ -162,16 +164,22 @@ class Apply(BroadcastProcessFunction):
 
     def process_broadcast(self, record, ctx):
         ctx.broadcast_state(RULES).put(record, len(record))
+        self.written.release()
 
 
 def test_every_subtask_sees_all_broadcast_records(tmp_path):
+    def after_the_rules(number):
+        if number == 0:
+            assert all(Apply.written.acquire(timeout=30) for _ in range(2 * 3))
+        return number
+
     flow, sink = Dataflow("broadcast"), CollectSink()
     rules = flow.source(CollectionSource(["a", "bb"]), uid="rules")
-    numbers = flow.source(GeneratorSource(lambda number: number, count=400, rate=800), uid="numbers")
+    numbers = flow.source(GeneratorSource(after_the_rules, count=400), uid="numbers")
     numbers.connect(rules.broadcast()).process(Apply(), uid="apply", parallelism=3).sink(sink, uid="out")
     run(flow, checkpoint_dir=str(tmp_path))
     assert sorted(record for record, _ in sink.results) == list(range(400))
-    assert sum(rules == {"a": 1, "bb": 2} for _, rules in sink.results) > 300
+    assert all(rules == {"a": 1, "bb": 2} for _, rules in sink.results)
     flow2, again = Dataflow("broadcast"), CollectSink()
     rules = flow2.source(CollectionSource(["a", "bb"]), uid="rules")
     numbers = flow2.source(GeneratorSource(lambda number: number, count=420), uid="numbers")
@@ -181,11 +189,14 @@ def test_every_subtask_sees_all_broadcast_records(tmp_path):
 
 
 class Totals(KeyedBroadcastProcessFunction):
+    counted = threading.Semaphore(0)
+
     def open(self, ctx):
         self.total = ctx.state(TOTAL)
 
     def process(self, record, ctx):
         self.total.update(self.total.value() + 1)
+        self.counted.release()
         return None
 
     def process_broadcast(self, record, ctx):
@@ -198,12 +209,18 @@ class Totals(KeyedBroadcastProcessFunction):
 
 def test_the_broadcast_side_reaches_the_state_of_every_key():
     flow, sink = Dataflow("apply"), CollectSink()
-    questions = flow.source(GeneratorSource(lambda number: "how many?", count=8, rate=8), uid="questions")
+
+    def ask(number):
+        for _ in range(100):
+            assert Totals.counted.acquire(timeout=30)
+        return "how many?"
+
+    questions = flow.source(GeneratorSource(ask, count=1), uid="questions")
     numbers = flow.source(CollectionSource([number % 5 for number in range(100)]), uid="numbers")
     numbers.key_by(lambda number: number, key_type=int).connect(questions.broadcast()) \
         .process(Totals(), uid="totals", parallelism=2).sink(sink, uid="out")
     run(flow)
-    assert {(key, 20) for key in range(5)} <= set(sink.results)
+    assert sorted(sink.results) == [(key, 20) for key in range(5)]
 
 
 class Buffering(ProcessFunction, CheckpointedFunction):

@@ -114,7 +114,7 @@ class SchemaComparison:
 
 
 _WAY_OUT = ("declare the state as it was stored, give it a new name, or convert or drop it in a savepoint "
-            "(holdfast savepoint edit)")
+            "(holdfast savepoint transform)")
 
 
 def compare_schemas(old: StateSchema, new: StateSchema) -> SchemaComparison:

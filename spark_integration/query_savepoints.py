@@ -27,7 +27,7 @@ from spark_integration.epochs import Acknowledgement, EpochId, Generation, Manif
 from spark_integration.spark_log import QueryPosition, read_position, write_position
 from statebackend.backend import KeyedHandle
 from statebackend.entries import write_entries
-from statebackend.errors import Conflict, InvalidRequest, NotFound
+from statebackend.errors import Conflict, HoldfastError, InvalidRequest, NotFound
 from statebackend.files import StateFile, writing
 from statebackend.formats import merged_entries, operator_state
 
@@ -88,6 +88,26 @@ def open_epoch(checkpoint: str | os.PathLike[str], *, epoch: int | None = None, 
         store.close()
         raise
     return Savepoint(store.url, metadata, CheckpointSource(store, owns_store=True))
+
+
+def open_as_checkpoint(url: str, **options: Any) -> tuple[CheckpointMetadata, CheckpointSource] | None:
+    """The newest epoch of a query (its checkpoint folder) or of one operator (`<checkpoint>/<uid>`); None for neither.
+
+    Registered as `holdfast.openers`, so that epochs can be named wherever a checkpoint path can.
+    """
+    from urllib.parse import unquote
+
+    from checkpoint.storage.urls import split_url
+
+    options.pop("unfenced", None)
+    parent, name = split_url(str(url).rstrip("/"))
+    for root, uids in ((str(url), None), (parent, [unquote(name)])):
+        try:
+            opened = open_epoch(root or ".", uids=uids, storage=options)
+        except HoldfastError:
+            continue
+        return opened.metadata, opened.source
+    return None
 
 
 def _manifest_at(epochs: EpochStore, batch: int | None) -> Manifest:

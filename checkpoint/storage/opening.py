@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from checkpoint.storage import layout
@@ -51,10 +52,22 @@ def open_checkpoint(url: str, **options: Any) -> tuple[CheckpointMetadata, Check
     located = locate(url, **options)
     try:
         metadata = load_metadata(located)
-    except BaseException:
+    except BaseException as error:
         located.store.close()
-        raise
+        other = _opened_by_others(url, options) if isinstance(error, NotFound) else None
+        if other is None:
+            raise
+        return other
     return metadata, CheckpointSource(located.store, way_out=way_out_of(located), owns_store=True)
+
+
+def _opened_by_others(url: str, options: dict[str, Any]) -> tuple[CheckpointMetadata, CheckpointSource] | None:
+    """What higher layers keep in other layouts (entry points `holdfast.openers`): an opener gives None for no match."""
+    for entry in entry_points(group="holdfast.openers"):
+        opened: tuple[CheckpointMetadata, CheckpointSource] | None = entry.load()(url, **options)
+        if opened is not None:
+            return opened
+    return None
 
 
 def way_out_of(located: Located) -> Callable[[], str | None]:

@@ -251,3 +251,19 @@ def test_side_outputs_are_structs_and_undeclared_ones_are_refused() -> None:
     assert rows == [{"user": "a", "n": 1, "late": None}, {"user": None, "n": None, "late": {"at": 5}}]
     with pytest.raises(InvalidRequest, match="not declared"):
         output.add_side("lost", {})
+
+
+def test_the_newest_epoch_opens_like_a_checkpoint(cluster: Cluster, tmp_path: Path) -> None:
+    from spark_integration.query_savepoints import list_epochs, open_as_checkpoint
+
+    cluster.batch(0, 2, ROWS)
+    cluster.batch(1, 2, ROWS)
+    for url in (cluster.checkpoint, f"{cluster.checkpoint}/count"):
+        opened = open_as_checkpoint(url)
+        assert opened is not None
+        metadata, source = opened
+        assert [entry.uid for entry in metadata.operators] == ["count"]
+        assert metadata.checkpoint_id == 2
+        source.close()
+    assert open_as_checkpoint(str(tmp_path / "nothing")) is None
+    assert [(row["epoch"], row["rows_in"]) for row in list_epochs(cluster.checkpoint)] == [(1, 12), (0, 12)]

@@ -267,7 +267,8 @@ class Runner:
             while mail:
                 call, arguments = mail.popleft()
                 call(*arguments)
-            result = core.step()
+            # One batch at a time: a barrier that may overtake must not wait behind a row of slow batches.
+            result = core.step(1)
             if result.blocked is Blocked.FINISHED:
                 return
             if result.blocked is not Blocked.NOTHING and not mail:

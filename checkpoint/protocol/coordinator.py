@@ -120,7 +120,9 @@ class Coordinator:
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """What to do about an event. The actions are to be carried out in order."""
-        self._time.advance(now_ms)
+        # A tick that came has been used up, and one that was asked for by a clock that has been set back is too far off.
+        if self._time.advance(now_ms) or type(event) is Tick:
+            self._scheduled = None
         self._actions = []
         self._handlers[type(event)](event)  # type: ignore[operator]
         self._run_due()
@@ -184,7 +186,8 @@ class Coordinator:
 
     def _on_decline(self, decline: Decline) -> None:
         pending = self._pending.get(decline.checkpoint_id)
-        if pending is None or decline.attempt != self._attempt_of(decline.subtask) or pending.is_acknowledged:
+        if pending is None or decline.attempt != self._attempt_of(decline.subtask) or \
+                decline.subtask not in pending.missing:
             return
         reason = FailureReason.DECLINED if decline.counts else FailureReason.SUBSUMED
         self._give_up(pending, reason, f"by {decline.subtask}: {decline.message}")
@@ -555,7 +558,8 @@ class Coordinator:
             times += [self._resend_at] if self._resend_at is not None else []
         elif not self._not_ready and not self._is_stopping():
             periodic = self._retry_last_at if len(self._ended) == len(self._subtasks) else self._next_periodic()
-            if periodic is not None and self._may_start(None):
+            # What is due but has not begun waits for something in progress, whose end is looked at anyway.
+            if periodic is not None and periodic > now and self._may_start(None):
                 times.append(periodic)
         at = min(times, default=None)
         if at is not None and at != self._scheduled:

@@ -12,12 +12,15 @@ class SteadyTime:
         self._offset = 0
         self._begun = False
 
-    def advance(self, wall_ms: int) -> None:
-        if self._begun and wall_ms + self._offset < self.now_ms:
+    def advance(self, wall_ms: int) -> bool:
+        """Take the wall clock's reading; True if it has been set back since the last one."""
+        set_back = self._begun and wall_ms + self._offset < self.now_ms
+        if set_back:
             self._offset = self.now_ms - wall_ms
         self._begun = True
         self.wall_ms = wall_ms
         self.now_ms = wall_ms + self._offset
+        return set_back
 
     def to_wall(self, steady_ms: int) -> int:
         """The wall clock's reading at a steady time, as far as is known now."""

@@ -232,7 +232,12 @@ class Subtask:
         now = self._clock.now_ms()
         if self.chain.is_source and self.phase is Phase.RUNNING and barrier.options.drain:
             self._end_chain(drain=True)
-        self._perform(self._barriers.on_trigger(barrier, now), now)
+        actions = self._barriers.on_trigger(barrier, now)
+        self._perform(actions, now)
+        if not actions and barrier.checkpoint_id not in self._unresolved:
+            # A newer trigger came first. Nobody should wait for this one until it times out.
+            self._transport.report(Decline(self.id, barrier.checkpoint_id, "a newer one was taken first", self.attempt,
+                                           counts=False))
 
     def on_completed(self, checkpoint_id: int, last: bool = False) -> None:
         """The checkpoint is durable. `last`: the job ends with it, and so does this subtask."""

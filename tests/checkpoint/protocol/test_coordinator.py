@@ -453,6 +453,31 @@ def test_a_clock_set_back_neither_expires_nor_starves_checkpoints(jump):
     assert entry["end_to_end_duration"] >= 0
 
 
+def test_a_tick_is_asked_for_again_after_the_clock_was_set_back():
+    story = Story()
+    assert story.of(ScheduleTick)[0].at_ms == story.now + 100
+    story.now -= 50_000
+    assert [action.at_ms for action in story.tick(0) if isinstance(action, ScheduleTick)] == [story.now + 100]
+
+
+def test_no_tick_is_asked_for_a_time_that_has_passed():
+    story = Story(interval=None)
+    for subtask in ALL:
+        story.tell(StatusReport(subtask, Phase.ENDED))
+    story.tell(Decline(ALL[0], 1, "x"))
+    story.tell(TriggerSavepoint("s"))
+    story.tick(2000)
+    assert all(action.at_ms > story.now for action in story.of(ScheduleTick)), "the last one waits for the savepoint"
+
+
+def test_a_decline_of_a_subtask_that_has_acknowledged_changes_nothing():
+    story = Story()
+    story.tick(100)
+    story.ack(1, SOURCES[0])
+    story.tell(Decline(SOURCES[0], 1, "a newer one was taken first", counts=False))
+    assert story.coordinator.in_progress == (1,)
+
+
 def test_statistics_have_the_shape_of_flinks_rest_api():
     story = Story(history=2)
     for checkpoint_id in range(1, 5):

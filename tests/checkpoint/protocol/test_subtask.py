@@ -421,6 +421,15 @@ def test_a_failed_upload_declines_the_checkpoint_and_nothing_else():
     assert rig.acks()[0].checkpoint_id == 2
 
 
+def test_triggers_in_the_wrong_order_decline_the_older():
+    rig = Rig(source=True)
+    rig.subtask.on_trigger(barrier(2))
+    rig.subtask.on_trigger(barrier(2))
+    rig.subtask.on_trigger(barrier(1))
+    declined = [report.checkpoint_id for report in rig.reports if isinstance(report, Decline)]
+    assert declined == [1]
+
+
 def test_a_cancelled_checkpoint_unblocks_and_is_passed_on():
     rig = Rig(credit=10)
     rig.give(0, barrier(1), [1])

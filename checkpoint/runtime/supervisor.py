@@ -10,6 +10,7 @@ import heapq
 import logging
 import queue
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -61,6 +62,13 @@ log = logging.getLogger("holdfast.job")
 
 SAME_FAILURES = 3
 """Restarts after one and the same failure, without progress, that the default strategy tries."""
+
+
+LONGEST_WAIT_MS = 1000
+
+
+def _steady_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 class JobState(StrEnum):
@@ -199,34 +207,35 @@ class Supervisor:
     def _next(self) -> None:
         event = self._take()
         if event is None:
-            self._run_timed()
+            self._tick()
         elif isinstance(event, _Call):
             event.call()
         elif isinstance(event, _SubtaskFailure):
             self._on_subtask_failure(event)
         else:
             self._handle(event)
+        while self._timed and self._timed[0].at_ms <= _steady_ms() and not self.state.is_final:
+            heapq.heappop(self._timed).call()
 
     def _take(self) -> Any:
-        due = [timed.at_ms for timed in self._timed[:1]]
+        waits = [timed.at_ms - _steady_ms() for timed in self._timed[:1]]
         if self._tick_at is not None:
-            due.append(self._tick_at)
-        timeout = None if not due else max(0.0, (min(due) - self._clock.now_ms()) / 1000)
+            # Not for longer than this, because the wall clock may be set back while we wait.
+            waits.append(min(self._tick_at - self._clock.now_ms(), LONGEST_WAIT_MS))
+        timeout = None if not waits else max(0.0, min(waits) / 1000)
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def _run_timed(self) -> None:
-        now = self._clock.now_ms()
-        if self._tick_at is not None and now >= self._tick_at:
-            self._tick_at = None
+    def _tick(self) -> None:
+        if self._tick_at is not None:
+            if self._clock.now_ms() >= self._tick_at:
+                self._tick_at = None
             self._handle(Tick())
-        while self._timed and self._timed[0].at_ms <= now and not self.state.is_final:
-            heapq.heappop(self._timed).call()
 
     def _after(self, delay_ms: int, call: Callable[[], None]) -> None:
-        heapq.heappush(self._timed, _Timed(self._clock.now_ms() + delay_ms, next(self._numbers), call))
+        heapq.heappush(self._timed, _Timed(_steady_ms() + delay_ms, next(self._numbers), call))
 
     def _handle(self, event: Event) -> None:
         for action in self.coordinator.handle(event, self._clock.now_ms()):

@@ -63,7 +63,7 @@ class Launcher:
 
     def _command(self, path: Path, attribute: str, arguments: dict[str, Any]) -> list[str]:
         folder = arguments.get("checkpoint_dir") or f"{self._roots.urls[0]}/checkpoints"
-        command = [sys.executable, "-m", "api.cli.main", "run", f"{path}:{attribute}",
+        command = [sys.executable, "-P", "-m", "api.cli.main", "run", f"{path}:{attribute}",
                    "--checkpoint-dir", self._roots.place(folder).url,
                    "--checkpoint-interval", str(arguments.get("checkpoint_interval", "10s")),
                    "--backend", str(arguments.get("backend", "rocksdb")),

@@ -79,6 +79,10 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(0) from None
         except OSError as error:
             _fail(error, _describe(error), 7)
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # typer's own: usage errors, and the end of a command
+                raise
+            _fail(error, f"{type(error).__name__}: {error}; HOLDFAST_DEBUG=1 shows where", 1)
 
 
 def _fail(error: BaseException, message: str, code: int) -> None:

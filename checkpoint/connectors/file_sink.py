@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
@@ -23,12 +24,15 @@ from checkpoint.dataflow.functions import OpenContext
 from checkpoint.storage.layout import safe_name
 from statebackend.errors import InvalidRequest
 
+log = logging.getLogger("holdfast.connectors")
+
 
 class FileSink(TwoPhaseCommitSink):
     """Records as files in a folder: JSON lines (`.jsonl`) by default, or CSV or Parquet.
 
     A file whose name starts with `.` is not committed and does not count. Each checkpoint makes at most one file a
-    subtask visible; files of runs that failed are removed after the next checkpoint.
+    subtask visible; files of runs that failed are removed after the next checkpoint. A transaction is the path of its
+    file, so that a restored job with another folder completes the old one where it is.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, format: str = "jsonl", prefix: str = "part") -> None:
@@ -43,9 +47,10 @@ class FileSink(TwoPhaseCommitSink):
     def begin(self, ctx: OpenContext) -> Any:
         name = f"{self._mark(ctx)}{self._run(ctx)}-{ctx.subtask_index:05d}-{uuid.uuid4().hex[:12]}.{self.format}"
         stream = open_for_writing(join(self.folder, f".{name}"))
+        transaction = join(self.folder, name)
         with self._lock:
-            self._files[name] = stream, open_writer(self.format, stream)
-        return name
+            self._files[transaction] = stream, open_writer(self.format, stream)
+        return transaction
 
     def write(self, transaction: Any, values: list[Any], timestamps: list[int | None] | None) -> None:
         self._files[transaction][1].write(values)
@@ -58,14 +63,23 @@ class FileSink(TwoPhaseCommitSink):
         return transaction
 
     def commit(self, transaction: Any) -> None:
-        rename_once(join(self.folder, f".{transaction}"), join(self.folder, transaction))
+        """The file is where it was written or, if folders were moved or copied, in the folder that is written now.
+
+        A file that is in neither was committed and then taken away by whoever reads the output, as far as can be known:
+        a job that its readers keep from starting again would be worse than the warning.
+        """
+        folder, name = _parts(transaction)
+        for place in dict.fromkeys((folder or self.folder, self.folder)):
+            if rename_once(join(place, f".{name}"), join(place, name)):
+                return
+        log.warning("%s, which a checkpoint counts on, is neither pending nor committed: taken away, or lost", transaction)
 
     def abort(self, transaction: Any) -> None:
         with self._lock:
             stream, _ = self._files.pop(transaction)
         if is_local(self.folder):  # closing would complete the upload to an object store
             stream.close()
-            remove_quietly(join(self.folder, f".{transaction}"))
+            remove_quietly(join(self.folder, f".{_parts(transaction)[1]}"))
 
     def completed(self, ctx: OpenContext, first: bool) -> None:
         """Every subtask has committed what it restored before it could take part in this checkpoint."""
@@ -82,4 +96,10 @@ class FileSink(TwoPhaseCommitSink):
     def _run(self, ctx: OpenContext) -> str:
         """The same for all subtasks of one attempt, so that none removes what another is writing."""
         return f"{ctx.run_id[:8] or 'run'}.{ctx.attempt}"
+
+
+def _parts(transaction: str) -> tuple[str, str]:
+    """Folder and file name; the first checkpoints kept the name alone."""
+    folder, _, name = transaction.rpartition("/")
+    return folder, name
 

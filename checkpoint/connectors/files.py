@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from statebackend.errors import CorruptData, InvalidRequest, NotFound, Unavailable
+from statebackend.errors import InvalidRequest, NotFound, Unavailable
 
 
 def is_local(path: str) -> bool:
@@ -92,39 +92,35 @@ def make_durable(stream: BinaryIO, path: str) -> None:
         raise Unavailable(f"a sink's file can't be written: {error}", path=path) from error
 
 
-def rename_once(source: str, target: str) -> None:
-    """Rename; nothing happens where it was done before. Both names are given by us, so neither is anyone else's."""
+def rename_once(source: str, target: str) -> bool:
+    """Rename; nothing happens where it was done before. False: neither file is there.
+
+    Both names are given by us, so neither is anyone else's.
+    """
     try:
-        if is_local(source):
-            _rename_local(local_path(source), local_path(target))
-        else:
+        return _rename_local(local_path(source), local_path(target)) if is_local(source) else \
             _rename_remote(source, target)
     except OSError as error:
         raise Unavailable(f"a sink's file can't be made visible: {error}", path=source) from error
 
 
-def _rename_local(source: str, target: str) -> None:
+def _rename_local(source: str, target: str) -> bool:
     try:
         os.replace(source, target)
     except FileNotFoundError:
-        if not os.path.exists(target):
-            raise _lost(source) from None
+        return os.path.exists(target)
+    return True
 
 
-def _rename_remote(source: str, target: str) -> None:
+def _rename_remote(source: str, target: str) -> bool:
     system, old = filesystem(source)
     _, new = filesystem(target)
     system.invalidate_cache()
     if system.exists(old):
         system.copy(old, new)
         system.rm_file(old)
-    elif not system.exists(new):
-        raise _lost(source)
-
-
-def _lost(path: str) -> CorruptData:
-    return CorruptData("a file that a checkpoint counts on is gone, neither pending nor committed", path=path,
-                       hint="bring it back, or restore an older checkpoint")
+        return True
+    return bool(system.exists(new))
 
 
 def remove_quietly(path: str) -> None:

@@ -207,3 +207,36 @@ def test_memory_urls_work_like_folders(tmp_path):
     run(copy_flow(FileSource(f"memory://{name}/in/*.jsonl"), FileSink(f"memory://{name}/out")))
     (path,) = fsspec.filesystem("memory").glob(f"/{name}/out/*.jsonl")
     assert fsspec.filesystem("memory").cat_file(path) == b'{"n":1}\n{"n":2}\n'
+
+
+def numbers_to(folder: Path, count: int | None, rate: float | None = None) -> Dataflow:
+    from checkpoint import GeneratorSource
+
+    flow = Dataflow("numbers")
+    flow.source(GeneratorSource(lambda number: {"n": number}, count=count, rate=rate), uid="s") \
+        .sink(FileSink(folder), uid="out")
+    return flow
+
+
+def test_a_job_goes_on_where_its_readers_have_taken_the_committed_files_away(tmp_path, caplog):
+    out = tmp_path / "out"
+    run(numbers_to(out, 10), checkpoint_dir=str(tmp_path / "chk"))
+    assert len(committed(out)) == 10
+    for path in out.iterdir():
+        path.unlink()
+    run(numbers_to(out, 15), checkpoint_dir=str(tmp_path / "chk"), restore="latest")
+    assert sorted(record["n"] for record in committed(out)) == list(range(10, 15))
+    assert "neither pending nor committed" in caplog.text
+
+
+def test_a_restored_job_with_another_folder_completes_the_files_of_the_old_one(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    handle = start(numbers_to(old, None, 2_000), checkpoint_dir=str(tmp_path / "chk"), settings=CheckpointSettings())
+    while not list(old.glob(".part*")):
+        time.sleep(0.01)
+    savepoint = handle.trigger_savepoint(str(tmp_path / "savepoints"), timeout=20)
+    handle.cancel(timeout=20)
+    assert not committed(old)
+    run(numbers_to(new, 30_000), checkpoint_dir=str(tmp_path / "other"), restore=savepoint)
+    assert committed(old)
+    assert sorted(record["n"] for record in committed(old) + committed(new)) == list(range(30_000))

@@ -14,12 +14,11 @@ import xxhash
 from statebackend.descriptors import MapStateDescriptor, StateDescriptor
 from statebackend.errors import CorruptData, IncompatibleState, InvalidRequest
 from statebackend.migration import change_between, column_migrator, value_migrator
-from statebackend.ttl import NEVER, TtlConfig, expires_at
+from statebackend.ttl import TtlConfig, expires_at
 from statebackend.types import StateType, state_type, state_type_from_json
 
 STATE_IDS = 65536
 SCHEMA_VERSION = 1
-_NO_TIME_YET = -(1 << 63)
 _ALL = (1 << 31) - 1  # an open end makes binary_slice fail on some arrays (pyarrow 26)
 
 
@@ -190,8 +189,7 @@ class _Frame:
         if old.ttl is not None and not _restamped(old, new):
             return cls(skip, 8, b"")
         # before the first watermark event time is unknown: such entries stay until they are written again
-        moment = NEVER if now_ms == _NO_TIME_YET else expires_at(now_ms, new.ttl.ttl_ms)
-        return cls(skip, 0, pack_expiry(moment))
+        return cls(skip, 0, pack_expiry(expires_at(now_ms, new.ttl.ttl_ms)))
 
 
 def pack_expiry(expires_at_ms: int) -> bytes:

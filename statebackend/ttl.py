@@ -12,6 +12,8 @@ from statebackend.errors import InvalidRequest
 
 NEVER = 2**63 - 1
 """The `expires_at` of an entry that does not expire."""
+NO_TIME_YET = -(2**63)
+"""Event time before the first watermark: an entry written then stays until it is written again."""
 
 
 _Choice = TypeVar("_Choice", bound=Enum)
@@ -117,8 +119,11 @@ def _member(kind: type[_Choice], value: Any) -> _Choice:
 
 
 def expires_at(now_ms: int, ttl_ms: int) -> int:
-    """The moment at which an entry written now expires; never overflows."""
-    return min(now_ms + ttl_ms, NEVER)
+    """The moment at which an entry written now expires; never overflows.
+
+    Where there is no time yet, none: counted from the smallest number, it would be gone at the first watermark.
+    """
+    return NEVER if now_ms == NO_TIME_YET else min(now_ms + ttl_ms, NEVER)
 
 
 def is_expired(expires_at_ms: int, now_ms: int) -> bool:

@@ -7,7 +7,7 @@ from time import time_ns
 from typing import Any
 
 from statebackend.clock import Clock, SystemClock
-from statebackend.ttl import NEVER, TimeDomain, TtlConfig
+from statebackend.ttl import NEVER, TimeDomain, TtlConfig, expires_at
 
 _NEVER_CLEAN = NEVER + 1
 
@@ -45,9 +45,7 @@ class Expiry:
 
     def stamp(self) -> int:
         """The `expires_at` of an entry written now."""
-        expires = self.now() + self.ttl_ms
-        if expires > NEVER:
-            expires = NEVER
+        expires = expires_at(self.now(), self.ttl_ms)
         if expires < self.due:
             self.due = expires
         return expires

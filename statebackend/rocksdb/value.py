@@ -18,7 +18,7 @@ from statebackend.errors import HoldfastError, InvalidRequest
 from statebackend.rocksdb.base import TIME_WIDTH
 from statebackend.rocksdb.flat import FlatState, encoded_column
 from statebackend.state import ValueState
-from statebackend.ttl import NEVER, TimeDomain
+from statebackend.ttl import NEVER, NO_TIME_YET, TimeDomain
 
 _TIME = struct.Struct(">Q")
 _time_from, _time_pack, _TIME_BIAS = _TIME.unpack_from, _TIME.pack, 1 << 63
@@ -145,8 +145,12 @@ class RocksTtlNumberState(RocksNumberState):
         if self._clock() >= expires:
             return self._expired(key, value)
         if self._updates_on_read:
-            self._dirty[key] = value, self._clock() + self._span
+            self._dirty[key] = value, self._renewed()
         return value
+
+    def _renewed(self) -> float:
+        now = self._clock()
+        return now + self._span if now != NO_TIME_YET else NEVER
 
     def _unpacked(self, data: bytes) -> tuple[Any, float]:
         try:
@@ -171,8 +175,8 @@ class RocksTtlNumberState(RocksNumberState):
                 self.clear()
                 return
             value = self._accepted(value)
-        dirty = self._dirty
-        dirty[key] = value, self._clock() + self._span
+        dirty, now = self._dirty, self._clock()
+        dirty[key] = value, now + self._span if now != NO_TIME_YET else NEVER
         if len(dirty) >= self._limit:
             self._grown()
 

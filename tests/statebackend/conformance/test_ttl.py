@@ -133,14 +133,26 @@ def test_event_time_counts_the_watermark(stage: Any, kind: str) -> None:
     assert _read(state, kind) == EMPTY[kind]
 
 
-def test_an_event_time_entry_written_before_any_watermark_expires_with_the_first(stage: Any) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("update", UpdateType)
+def test_an_event_time_entry_written_before_any_watermark_stays_until_it_is_written_again(
+        stage: Any, kind: str, update: UpdateType) -> None:
     keyed = stage.keyed()
-    state = _state(keyed, "value", TtlConfig(100, time=TimeDomain.EVENT))
+    state = _state(keyed, kind, TtlConfig(100, update, time=TimeDomain.EVENT))
     keyed.set_current_key("a")
-    state.update(5)
-    assert state.value() == 5
-    keyed.advance_watermark(0)
-    assert state.value() == -1
+    _write(state, kind, 5)
+    assert _read(state, kind) == HELD[kind]
+    later = stage.restored([stage.checkpoint(keyed)])[0]
+    state = _state(later, kind, TtlConfig(100, time=TimeDomain.EVENT))
+    later.set_current_key("a")
+    for watermark in (0, 10**15):
+        later.advance_watermark(watermark)
+        later.sweep()
+        assert _read(state, kind) == HELD[kind]
+    state.clear()
+    _write(state, kind, 5)
+    later.advance_watermark(10**15 + 100)
+    assert _read(state, kind) == EMPTY[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -47,6 +47,10 @@ def run(
     claim: Annotated[bool, typer.Option("--claim", help="Own the checkpoint restored from PATH, and delete it once it is "
                                                         "no longer needed.")] = False,
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Barriers overtake records.")] = False,
+    checkpoint_timeout: Annotated[str, typer.Option("--checkpoint-timeout", help="A checkpoint that takes longer is given "
+                                                                                 "up.")] = "10m",
+    tolerable_failures: Annotated[int, typer.Option(
+        "--tolerable-failures", help="Failed checkpoints in a row that the job survives; one more restarts it.")] = 0,
     retained: Annotated[int, typer.Option("--retained", help="Completed checkpoints to keep.")] = 1,
     savepoint_dir: Annotated[str | None, typer.Option("--savepoint-dir", help="Default folder of savepoints.")] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Worker processes of the process runtime.")] = None,
@@ -74,6 +78,7 @@ def run(
     flow = load_flow(job)
     no_interval = checkpoint_interval.strip() in ("0", "none")
     settings = CheckpointSettings(interval=None if no_interval or checkpoint_dir is None else checkpoint_interval,
+                                  timeout=checkpoint_timeout, tolerable_failures=tolerable_failures,
                                   unaligned=unaligned, retained=retained, savepoint_dir=savepoint_dir)
     arguments: dict[str, Any] = {
         "checkpoint_dir": checkpoint_dir, "backend": backend, "settings": settings, "restore": restore,

@@ -48,6 +48,7 @@ from checkpoint.runtime.contracts import (
     CancelBarrier,
     ChannelIdle,
     ChannelStateCodec,
+    CheckpointKind,
     CheckpointOptions,
     Element,
     EndOfInput,
@@ -137,6 +138,7 @@ class Subtask:
         self._recovered: deque[tuple[int, Records]] = deque()
         self._snapshots: dict[int, RunningSnapshot] = {}
         self._unresolved: set[int] = set()
+        self._savepoints: set[int] = set()
         self._holding: int | None = None
         self._next_timer: int | None = None
         self._timers_at = -1
@@ -245,9 +247,11 @@ class Subtask:
         if self.phase is Phase.FINISHED:
             self._report_status()
             return
-        for older in [snapshot for snapshot in self._snapshots if snapshot <= checkpoint_id]:
+        # A savepoint stands for itself: a newer checkpoint does not take its place.
+        kept = frozenset() if last else self._savepoints
+        for older in [snapshot for snapshot in self._snapshots if snapshot <= checkpoint_id and snapshot not in kept]:
             self._snapshots.pop(older).cancel()
-        self._unresolved = {taken for taken in self._unresolved if taken > checkpoint_id}
+        self._unresolved = {taken for taken in self._unresolved if taken > checkpoint_id or taken in kept}
         self.chain.checkpoint_completed(checkpoint_id)
         if last:
             self._enter(Phase.FINISHED, self._clock.now_ms())
@@ -442,6 +446,8 @@ class Subtask:
         pending = self.chain.snapshot(barrier.checkpoint_id, barrier.options, target)
         self._snapshots[barrier.checkpoint_id] = snapshot
         self._unresolved.add(barrier.checkpoint_id)
+        if barrier.options.kind is CheckpointKind.SAVEPOINT:
+            self._savepoints.add(barrier.checkpoint_id)
         self._send_barrier(snapshot, barrier, action.unaligned, now)
         snapshot.sync_done(now, self._clock.now_ms())
         if barrier.options.stop and self.phase is Phase.RUNNING:
@@ -505,6 +511,7 @@ class Subtask:
             snapshot.cancel()
             for index in snapshot.waiting_outputs:
                 self._outputs[index].drop(checkpoint_id)
+        self._savepoints.discard(checkpoint_id)
         if checkpoint_id in self._unresolved:
             self._unresolved.discard(checkpoint_id)
             self.chain.checkpoint_aborted(checkpoint_id)

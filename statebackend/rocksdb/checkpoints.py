@@ -61,6 +61,8 @@ class Checkpoints:
         self._row_bytes_seen = 0.0
         self._done: dict[int, _Finished] = {}
         self._running: dict[int, RocksSnapshot] = {}
+        self._tables_under: dict[int, Stored] = {}
+        """The table files of the chain that a delta was begun on; another snapshot may complete while it runs."""
         self._lock = threading.Lock()
         engine.on_eviction = self.trim_log
 
@@ -80,6 +82,7 @@ class Checkpoints:
         else:
             assert self._chain is not None
             snapshot = DeltaSnapshot(*arguments).since(self._chain, [epoch.log for epoch in self._epochs])
+            self._tables_under[checkpoint_id] = self._tables
         self._running[checkpoint_id] = snapshot
         return snapshot
 
@@ -114,7 +117,10 @@ class Checkpoints:
     def _finished(self, checkpoint_id: int, generation: Generation, chain: Chain | None) -> None:
         with self._lock:
             snapshot = self._running.get(checkpoint_id)
-            tables = snapshot.uploaded if isinstance(snapshot, MaterialisedSnapshot) else self._tables
+            if snapshot is None:
+                return  # aborted, or a newer one is completed: nothing may build on it
+            tables = snapshot.uploaded if isinstance(snapshot, MaterialisedSnapshot) else \
+                self._tables_under.pop(checkpoint_id, {})
             self._done[checkpoint_id] = _Finished(generation.number, chain, tables)
             if generation.log.rows > ROWS_THAT_TELL:
                 self._row_bytes_seen = generation.log.bytes / generation.log.rows
@@ -125,7 +131,9 @@ class Checkpoints:
             finished = self._done.pop(checkpoint_id, None)
             for older in [number for number in self._done if number < checkpoint_id]:
                 del self._done[older]
-        self._running = {number: snapshot for number, snapshot in self._running.items() if number > checkpoint_id}
+            self._running = {number: snapshot for number, snapshot in self._running.items() if number > checkpoint_id}
+            self._tables_under = {number: tables for number, tables in self._tables_under.items()
+                                  if number > checkpoint_id}
         if finished is None or finished.generation <= self._completed:
             return
         self._completed = finished.generation
@@ -148,14 +156,16 @@ class Checkpoints:
         """The state is exactly what this chain holds, whoever stored it: the next snapshot builds on it."""
         with self._lock:
             self._done.clear()
-        self._running.clear()
+            self._running.clear()
+            self._tables_under.clear()
         self._epochs.clear()
         self._chain, self._tables = chain, tables
 
     def aborted(self, checkpoint_id: int) -> None:
         """Nothing builds on this one; its changes stay in the epochs that the next snapshot covers."""
-        snapshot = self._running.pop(checkpoint_id, None)
+        with self._lock:
+            snapshot = self._running.pop(checkpoint_id, None)
+            self._tables_under.pop(checkpoint_id, None)
+            self._done.pop(checkpoint_id, None)
         if snapshot is not None:
             snapshot.cancel()
-        with self._lock:
-            self._done.pop(checkpoint_id, None)

@@ -155,6 +155,43 @@ def test_unchanged_tables_are_reused_by_the_next_materialisation(files: LocalFil
     rocks.close()
 
 
+def test_tables_of_a_checkpoint_that_completed_meanwhile_are_not_reused_after_it_is_gone(files: LocalFiles) -> None:
+    """A delta that was begun before a materialisation completed is what counts in the end: it has none of its tables."""
+    backend = create_backend("rocksdb", log_floor_bytes=0)
+    keyed = backend.keyed(uid="u", key_type=int)
+    value = keyed.state(ValueStateDescriptor("v", bytes))
+
+    def put(count: int, size: int) -> None:
+        for key in range(count):
+            keyed.set_current_key(key)
+            value.update(os.urandom(size))
+
+    put(1000, 1000)
+    keyed.snapshot(1, files).run()
+    keyed.checkpoint_completed(1)
+    put(960, 4)
+    materialised = keyed.snapshot(2, files).run()
+    put(100, 4)
+    delta = keyed.snapshot(3, files)
+    keyed.checkpoint_completed(2)
+    handle = delta.run()
+    keyed.checkpoint_completed(3)
+    assert not chain_of(materialised).log
+    assert chain_of(handle).log
+    only_materialised = {file.path for file in materialised.files} - {file.path for file in handle.files}
+    assert only_materialised
+    for number in range(4, 9):
+        put(number * 100, 900)
+        handle = keyed.snapshot(number, files).run()
+        keyed.checkpoint_completed(number)
+        assert not only_materialised & {file.path for file in handle.files}
+        if not chain_of(handle).log:
+            break
+    else:
+        pytest.fail("no snapshot was materialised")
+    backend.close()
+
+
 def test_a_full_snapshot_needs_nothing_else(files: LocalFiles) -> None:
     rocks = Rocks(files, write_back_entries=100)
     rocks.put(0, 5000, 1)

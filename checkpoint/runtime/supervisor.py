@@ -174,14 +174,10 @@ class Supervisor:
     def request(self, event: TriggerCheckpoint | TriggerSavepoint | CancelJob) -> Future[CompleteRequest]:
         """Ask the coordinator; the future has its answer, or its error."""
         future: Future[CompleteRequest] = Future()
-
-        def ask() -> None:
-            self._requests[event.request_id] = future
-            self._handle(event)
-
-        self._events.put(_Call(ask))
-        if self.done.is_set() and not future.done():
-            future.set_exception(Conflict("the job has ended"))
+        self._requests[event.request_id] = future  # before the look at `done`: one of the two sees the other's
+        self._events.put(_Call(lambda: self._handle(event)))
+        if self.done.is_set():
+            self._refuse_requests()
         return future
 
     # -- the supervisor's thread -------------------------------------------------------------------------------------------
@@ -472,11 +468,15 @@ class Supervisor:
         if self._closing is not None:
             self._quietly(self._closing)
         self.done.set()
-        for future in self._requests.values():
-            if not future.done():
+        self._refuse_requests()
+
+    def _refuse_requests(self) -> None:
+        """Nobody will answer any more. From any thread: whoever takes a future out of the table answers it."""
+        for request_id in list(self._requests):
+            future = self._requests.pop(request_id, None)
+            if future is not None:
                 future.set_exception(self.error if isinstance(self.error, HoldfastError) else
                                      Conflict("the job has ended"))
-        self._requests.clear()
 
     def _settle_storage(self) -> None:
         """Events of the storage thread that came after the end: a publication that a cancellation overtook."""

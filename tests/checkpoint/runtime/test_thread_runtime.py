@@ -22,6 +22,7 @@ from checkpoint import (
     run,
     start,
 )
+from checkpoint.protocol.messages import CancelJob
 from statebackend import Conflict, HoldfastError, IncompatibleState, InvalidRequest, ValueStateDescriptor
 
 BACKENDS = ["memory", "filesystem", "rocksdb"]
@@ -307,3 +308,19 @@ def test_what_can_not_be_copied_for_subtasks_is_refused_with_advice():
 def test_a_runtime_that_is_not_there_is_refused():
     with pytest.raises(InvalidRequest, match="threads or processes"):
         run(counting_flow(CollectSink()), runtime="mainframe")
+
+
+def test_a_request_that_comes_while_the_job_ends_is_answered():
+    handle, late = start(counting_flow(CollectSink(), count=100, rate=200)), []
+    supervisor = handle._supervisor
+    closing = supervisor._closing
+
+    def ask_too_late():
+        late.append(supervisor.request(CancelJob("late")))
+        closing()
+
+    supervisor._closing = ask_too_late
+    handle.wait(30)
+    with pytest.raises(Conflict, match="has ended"):
+        late[0].result(10)
+    handle.cancel(timeout=10)

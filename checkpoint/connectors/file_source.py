@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -18,6 +19,7 @@ from statebackend.descriptors import ListStateDescriptor
 from statebackend.durations import duration_ms
 from statebackend.errors import InvalidRequest
 
+log = logging.getLogger("holdfast.connectors")
 _STATE = ListStateDescriptor("files", tuple[str, int, bool])
 
 
@@ -44,7 +46,10 @@ class FileSource(Source):
         self.bounded = watch is None
 
     def enumerate(self) -> list[str]:
-        return expand(self.paths)
+        found = expand(self.paths)
+        if not found and self.bounded:
+            log.warning("FileSource found no file: %s", ", ".join(self.paths))
+        return found
 
     def reader(self, ctx: OpenContext) -> SourceReader:
         return _FilesReader(self, ctx)

@@ -76,6 +76,12 @@ def test_a_line_that_is_no_json_is_named_with_its_place(tmp_path):
         read_all(FileSource(tmp_path / "a.jsonl"))
 
 
+def test_a_source_that_finds_no_file_says_so_and_ends(tmp_path, caplog):
+    assert read_all(FileSource(tmp_path / "mistyped.jsonl")) == []
+    assert "found no file" in caplog.text
+    assert "mistyped.jsonl" in caplog.text
+
+
 def test_a_name_that_tells_no_format_is_refused(tmp_path):
     (tmp_path / "a.log").write_text("{}\n")
     with pytest.raises(InvalidRequest, match="format="):

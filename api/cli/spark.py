@@ -130,7 +130,6 @@ def import_state(
       holdfast spark import s3://bucket/checkpoints/clicks sp/ --operator count
     """
     from spark_integration.importing import import_state as run
-
     from spark_integration.session import spark_session
 
     session = spark_session("local[*]", "holdfast import")

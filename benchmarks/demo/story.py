@@ -92,7 +92,7 @@ class Story:
             raise StepFailed("the Spark job said nothing of what it did", path=str(self.log))
         seconds = float(told[2])
         self._keep("the same function on Spark", self.out / "spark-counts", seconds, "part-*.json")
-        return f"{self.clicks / seconds:,.0f} clicks/s in its batches, Spark's start not counted"
+        return f"{self.clicks / seconds:,.0f} clicks/s in the first batch of a cold JVM, its start not counted"
 
     def _keep(self, name: str, folder: Path, seconds: float | None = None, pattern: str = "part-*.jsonl") -> None:
         self.figures.append(Figure(name, counts.last_counts(folder, pattern), seconds))

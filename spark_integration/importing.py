@@ -9,7 +9,7 @@ applyInPandasWithState groups become a savepoint of ours, with the query's offse
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +77,15 @@ def _operator(session: Any, location: str, operator_id: int) -> dict[str, Any]:
 def _states(session: Any, location: str, operator: dict[str, Any], operator_id: int,
             ttl: TtlConfig | None) -> Iterator[_Imported]:
     name = operator["operatorName"]
-    reader = session.read.format("statestore").option("operatorId", operator_id)
+
+    def load(**options: str) -> Any:
+        # A reader keeps its options, so each look needs one of its own.
+        return session.read.format("statestore").option("operatorId", operator_id).options(**options).load(location)
+
     if name in _TRANSFORMS:
-        yield from _variables(reader, location, operator, ttl)
+        yield from _variables(load, operator, ttl)
         return
-    frame = reader.load(location)
+    frame = load()
     key_type, table = _key_type(frame), frame.toArrow()
     keys = _flat_keys(table)
     if name in _AGGREGATIONS:
@@ -100,7 +104,7 @@ def _states(session: Any, location: str, operator: dict[str, Any], operator_id: 
                              hint="aggregations, dropDuplicates, transformWithState and applyInPandasWithState can")
 
 
-def _variables(reader: Any, location: str, operator: dict[str, Any], ttl: TtlConfig | None) -> Iterator[_Imported]:
+def _variables(load: Callable[..., Any], operator: dict[str, Any], ttl: TtlConfig | None) -> Iterator[_Imported]:
     properties = json.loads(operator["operatorProperties"])
     timers = str(properties.get("timeMode", "NoTime")) not in ("NoTime", "None")
     for variable in properties.get("stateVariables", []):
@@ -108,10 +112,10 @@ def _variables(reader: Any, location: str, operator: dict[str, Any], ttl: TtlCon
         name, kind = variable["stateName"], str(variable["stateVariableType"])
         if name.startswith("$"):
             continue  # Spark's own indexes and timers
-        frame = reader.option("stateVarName", name).load(location)
+        frame = load(stateVarName=name)
         yield from _variable(name, kind, frame, bool(variable.get("ttlEnabled")), ttl)
     if timers:
-        frame = reader.option("readRegisteredTimers", "true").load(location)
+        frame = load(readRegisteredTimers="true")
         table = frame.toArrow()
         if table.num_rows:
             yield _Imported(ListStateDescriptor("timers", pa.int64()), pa.table({

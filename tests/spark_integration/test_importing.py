@@ -87,12 +87,15 @@ def test_variables_of_transform_with_state_are_imported(spark: Any, feed: Callab
     source.add(user=["a", "b", "a"], amount=[1, 2, 3])
     provider = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    # With processing time Spark would run batches without data for ever, availableNow or not.
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     try:
         run_to_noop(source.stream().groupBy("user").transformWithState(
             Processor(), "user string", "Update", "ProcessingTime"), tmp_path / "old")
         import_state(spark, str(tmp_path / "old"), str(tmp_path / "sp"), uid="tws")
     finally:
         spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
     with toolkit.open(tmp_path / "sp") as opened:
         assert opened.lookup("tws", "total", "a") == 4
         assert sorted(opened.lookup("tws", "amounts", "a")) == [1, 3]

@@ -39,7 +39,7 @@ class BackendChoice:
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any] | BackendChoice | None) -> BackendChoice:
-        """From a name, or a mapping such as `{"name": "rocksdb", "block_cache": "256MiB"}`."""
+        """From a name, or a mapping such as `{"name": "rocksdb", "memory_limit": "256MiB"}`."""
         if given is None:
             return cls()
         if isinstance(given, BackendChoice):

@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ console = Console(highlight=False, soft_wrap=True)
 def main() -> int:
     chosen = arguments()
     begun = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ours(chosen.out):
             story = Story(chosen.out, chosen.clicks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,8 @@ def test_the_snippets_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None
     """The snippets of a page build on each other, as a reader would paste them one after another."""
     script = tmp_path / "snippets.py"
     script.write_text("\n\n".join(snippets(page)))
+    # The JVM of a snippet lives for seconds, and would spend most of them compiling.
+    environment = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", **os.environ}
     done = subprocess.run([sys.executable, "-W", "ignore", str(script)], cwd=tmp_path, capture_output=True, text=True,
-                          timeout=240)
+                          timeout=240, env=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

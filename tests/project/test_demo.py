@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.demo.children import environment
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,7 +54,7 @@ def test_the_function_of_the_demo_counts_the_same_on_spark_and_goes_on_at_anothe
         rows = [json.dumps({"user": f"user-{n % 10}", "page": "/"}) for n in range(100)]
         (clicks / f"part-{number}.jsonl").write_text("\n".join(rows) + "\n")
         done = subprocess.run([sys.executable, "spark_clicks.py", parallelism], cwd=tmp_path, text=True,
-                              capture_output=True, timeout=200, env={**os.environ, "PYSPARK_PYTHON": sys.executable})
+                              capture_output=True, timeout=200, env=environment())
         assert done.returncode == 0, done.stderr[-3000:]
         assert "100 rows in" in done.stdout
     written = [json.loads(line) for path in (tmp_path / "spark-counts").glob("part-*.json")

@@ -139,6 +139,7 @@ what Spark made (spark-*/), and what the commands said (demo.log). Try next, fro
   cd {out} && PATH=$PWD/{programs}:$PATH
   holdfast savepoint inspect savepoint
   holdfast savepoint query savepoint "select key, value from count.count order by value desc limit 5"
+  holdfast savepoint diff savepoint spark-state --totals     # the state of both engines, key by key: the same
   cp clicks/part-0.jsonl clicks/part-8.jsonl                 # new clicks; both jobs go on where they were:
   holdfast run clicks.py:flow --checkpoint-dir checkpoints --restore latest --parallelism 3
   python spark_clicks.py 3

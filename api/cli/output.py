@@ -230,7 +230,10 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
-    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _dumps(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    text = _dumps(value)
+    return text[1:-1] if text.startswith('"') else text  # a decimal, date or UUID, which JSON has only as text
 
 
 def _csv(rows: Sequence[Row], names: Sequence[str]) -> None:

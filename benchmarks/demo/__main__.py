@@ -132,7 +132,7 @@ def compare(story: Story) -> None:
 def what_next(story: Story) -> None:
     out = os.path.relpath(story.out)
     programs = os.path.relpath(Path(sys.executable).parent, story.out)
-    console.print(f"""
+    text = f"""
 Everything is in {out}/: the job (clicks.py), its input (clicks/), output (counts/), checkpoints/, savepoint/,
 what Spark made (spark-*/), and what the commands said (demo.log). Try next, from that folder:
 
@@ -144,7 +144,10 @@ what Spark made (spark-*/), and what the commands said (demo.log). Try next, fro
   holdfast run clicks.py:flow --checkpoint-dir checkpoints --restore latest --parallelism 3
   python spark_clicks.py 3
   holdfast serve --root .                                    # the web page, on http://127.0.0.1:8081/
-""", markup=False)
+"""
+    if not (story.out / "spark-state").exists():
+        text = "\n".join(line for line in text.split("\n") if not line.startswith("  ") or "spark" not in line)
+    console.print(text, markup=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,14 +125,10 @@ def pair_of(item: str) -> tuple[str, str]:
     return old, new
 
 
-def _start_on_spark(flow: Any, job: str, arguments: dict[str, Any]) -> JobHandle:
-    try:
-        runtime = import_module("spark_integration.runtime")
-    except ImportError as error:
-        raise InvalidRequest(f"the Spark runtime is not installed: {error}",
-                             hint="pip install 'holdfast[spark]'") from error
-    handle: JobHandle = runtime.start_on_spark(flow, job=job, **arguments)
-    return handle
+def _start_on_spark(_flow: Any, _job: str, _arguments: dict[str, Any]) -> JobHandle:
+    raise InvalidRequest("this release does not run whole flows on Spark yet",
+                         hint="use --runtime threads or processes, or put the same function into a Structured Streaming "
+                              "query with spark_integration.stateful")
 
 
 def _reporting(handle: JobHandle, service: str | None) -> Any:

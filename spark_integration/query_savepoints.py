@@ -103,6 +103,10 @@ def open_as_checkpoint(url: str, **options: Any) -> tuple[CheckpointMetadata, Ch
     parent, name = split_url(str(url).rstrip("/"))
     for root, uids in ((str(url), None), (parent, [unquote(name)])):
         try:
+            with FileStore.at(root or ".", **options) as store:
+                found = operators_of(store) if uids is None else store.list(f"{name}/manifests")
+            if not found:
+                continue
             opened = open_epoch(root or ".", uids=uids, storage=options)
         except HoldfastError:
             continue

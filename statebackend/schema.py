@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -239,3 +239,24 @@ def column_migrator_of(old: StateSchema, new: StateSchema,
 
 def _unchanged(entry: bytes) -> bytes:
     return entry
+
+
+def united_schema(known: StateSchema, other: StateSchema) -> StateSchema:
+    """The schema of a state that two subtasks stored; keeps the first one's id.
+
+    Handles of one checkpoint agree, except that a subtask may not have seen a namespace yet, or still has the TTL of
+    an earlier run: what is stored is when an entry expires, not how long it lives.
+    """
+    wider = known if known.namespace_type is not None else replace(other, state_id=known.state_id)
+    stored, found = _layout(known), _layout(other)
+    if known.namespace_type is None or other.namespace_type is None:
+        stored["namespace_type"] = found["namespace_type"] = None
+    if stored != found:
+        raise IncompatibleState("the parts of a snapshot disagree about a state", state=known.name, stored=str(known),
+                                found=str(other), hint="convert the checkpoint to a savepoint and change it with "
+                                "`holdfast savepoint transform`")
+    return wider
+
+
+def _layout(schema: StateSchema) -> dict[str, Any]:
+    return schema.to_json() | {"state_id": 0, "ttl": schema.ttl is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import urllib.request
 import uuid
@@ -11,6 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+# Spark's JVM takes python3 from the path for some of its workers, unless it is told, and it outlives the first session.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from statebackend.formats import handle_layers
 from statebackend.keygroups import KeyGroupRange
 from statebackend.memory.encode import fixed_bytes
 from statebackend.memory.forms import KeyForm, decoder
-from statebackend.schema import StateSchema, is_identity, migrator, require_key_type
+from statebackend.schema import StateSchema, is_identity, migrator, require_key_type, united_schema
 from statebackend.types import StateType, state_type_from_json
 
 _END = 2**31 - 1
@@ -34,9 +34,7 @@ class RawState:
         self._handles: list[list[Batches]] = []
 
     def add(self, schema: StateSchema, layers: list[Batches]) -> None:
-        if {**schema.to_json(), "state_id": 0} != {**self.schema.to_json(), "state_id": 0}:
-            raise IncompatibleState("the parts of a snapshot disagree about a state", state=schema.name,
-                                    stored=str(self.schema), found=str(schema))
+        self.schema = united_schema(self.schema, schema)
         if any(layers):
             self._handles.append(layers)
 

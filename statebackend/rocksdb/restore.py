@@ -26,7 +26,7 @@ from statebackend.rocksdb.handles import FORMAT, Chain, StoredPart, chain_of
 from statebackend.rocksdb.parts import Part, Parts
 from statebackend.rocksdb.store import Operation, Store
 from statebackend.rocksdb.writeback import after
-from statebackend.schema import StateSchema, require_key_type, state_id_of
+from statebackend.schema import StateSchema, require_key_type, state_id_of, united_schema
 from statebackend.types import StateType, state_type_from_json
 
 MOST_PARTS = 16
@@ -104,19 +104,11 @@ def _united_schemas(handles: Sequence[KeyedHandle]) -> tuple[dict[str, StateSche
                 taken = {other.state_id for other in united.values()}
                 number = schema.state_id if schema.state_id not in taken else state_id_of(schema.name, taken)
                 known = united[schema.name] = _numbered(schema, number)
-            elif known.to_json() | {"state_id": 0} != schema.to_json() | {"state_id": 0}:
-                known = united[schema.name] = _wider(known, schema)
+            else:
+                known = united[schema.name] = united_schema(known, schema)
             if known.state_id != schema.state_id:
                 renumbered.setdefault(index, {})[schema.state_id] = known.state_id
     return united, renumbered
-
-
-def _wider(known: StateSchema, other: StateSchema) -> StateSchema:
-    """Handles of one checkpoint agree, except that a subtask may not have seen a namespace yet."""
-    if known.kind != other.kind or known.value_type != other.value_type or (known.ttl is None) != (other.ttl is None):
-        raise IncompatibleState("the handles to restore disagree about a state", state=known.name, stored=str(known),
-                                declared=str(other))
-    return known if known.namespace_type is not None else _numbered(other, known.state_id)
 
 
 def _numbered(schema: StateSchema, state_id: int) -> StateSchema:

@@ -274,3 +274,18 @@ def test_schemas_read_well() -> None:
 def test_a_namespace_must_be_a_key() -> None:
     with pytest.raises(InvalidRequest, match="can't be a key"):
         StateSchema.of(ValueStateDescriptor("s", int), 1, list[int])
+
+
+def test_parts_of_a_checkpoint_may_differ_in_a_namespace_not_seen_and_in_nothing_else() -> None:
+    from dataclasses import replace
+
+    from statebackend.schema import united_schema
+
+    plain = StateSchema.of(ValueStateDescriptor("total", int), 7)
+    windowed = replace(plain, namespace_type=state_type(int), state_id=9)
+    assert united_schema(plain, windowed) == replace(windowed, state_id=7)
+    assert united_schema(windowed, plain) == windowed
+    with pytest.raises(IncompatibleState, match="disagree"):
+        united_schema(windowed, replace(plain, namespace_type=state_type(str)))
+    with pytest.raises(IncompatibleState, match="disagree"):
+        united_schema(plain, replace(plain, value_type=state_type(float)))

@@ -144,7 +144,7 @@ class SparkPerRecord(_Streaming):
 
 
 class SparkPerRecordSmall(SparkPerRecord):
-    """The same with 20,000 rows a batch."""
+    """The same per-record function with 20,000 rows a batch."""
 
     name = "spark-per-record-20k"
     rows = 20_000
@@ -179,7 +179,7 @@ class SparkAggregate(_Streaming):
 
 
 class SparkAggregateMillion(SparkAggregate):
-    """The same over a million keys."""
+    """The declared count and sum over a million keys, 200,000 rows a batch."""
 
     name = "spark-aggregate-1m"
     keys = 1_000_000

@@ -20,6 +20,17 @@ def key_sequence(seed: int, keys: int, events: int) -> list[int]:
     return [int(key) for key in np.random.default_rng(seed).integers(0, keys, events)]
 
 
+def bare_rocksdict(folder: Path) -> Any:
+    """A database without our code around it: raw bytes, write-ahead log off as in the backend."""
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    database = rocksdict.Rdict(str(folder), options)
+    writes = rocksdict.WriteOptions()
+    writes.disable_wal = True
+    database.set_write_options(writes)
+    return database
+
+
 class _ReadModifyWrite(Benchmark):
     keys = 1_000_000
     events = 1_000_000
@@ -127,12 +138,7 @@ class RocksUniform(_ReadModifyWrite):
         super().setup()
         if self.quick:
             self.events = 150_000
-        options = rocksdict.Options(raw_mode=True)
-        options.create_if_missing(True)
-        self.raw = rocksdict.Rdict(str(self.folder / "raw"), options)
-        writes = rocksdict.WriteOptions()
-        writes.disable_wal = True
-        self.raw.set_write_options(writes)
+        self.raw = bare_rocksdict(self.folder / "raw")
 
     def teardown(self) -> None:
         self.raw.close()

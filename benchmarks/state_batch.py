@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import rocksdict
 
 from benchmarks.measure import Asked, Benchmark, WrongAnswer, timed
+from benchmarks.state_access import bare_rocksdict
 from statebackend import AggregatingStateDescriptor, KeyGroupRange, create_backend
 
 BATCH = 65_536
@@ -123,12 +123,7 @@ class RocksFold(_Fold):
         super().setup()
         if self.quick:
             self.batches = 2
-        options = rocksdict.Options(raw_mode=True)
-        options.create_if_missing(True)
-        self.raw = rocksdict.Rdict(str(self.folder / "raw"), options)
-        writes = rocksdict.WriteOptions()
-        writes.disable_wal = True
-        self.raw.set_write_options(writes)
+        self.raw = bare_rocksdict(self.folder / "raw")
 
     def teardown(self) -> None:
         self.raw.close()

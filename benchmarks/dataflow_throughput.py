@@ -87,7 +87,7 @@ class DataflowCheckpoints(_CountEvents):
 
     name = "dataflow-checkpoints"
     baseline = "no checkpoints"
-    asked = {"filesystem, every second": Asked(0.9), "rocksdb, every second": Asked(0.75 * 0.5, 0.9 * 0.5)}
+    asked = {"filesystem, every second": Asked(0.9)}
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         return {"no checkpoints": self._ours("filesystem", None),

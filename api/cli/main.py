@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ if __name__ != "__main__" and sys.argv[0].endswith("holdfast"):
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -147,8 +148,28 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         app(prog_name="holdfast")
+    except SystemExit as ended:
+        _leave(ended)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done or undone; only the interpreter is left to end
+
+
+def _leave(ended: SystemExit) -> NoReturn:
+    """End as multiprocessing's children do: hooks run and streams are flushed, but no native library is torn down.
+
+    Arrow's and RocksDB's background threads may still run when the interpreter dismantles itself, and one that comes
+    back to Python then aborts the process: a command that did its work would end with SIGABRT.
+    """
+    code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    if isinstance(ended.code, str):
+        print(ended.code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = code or 7
+    os._exit(code)
 
 
 def _terminated(_signum: int, _frame: object) -> None:

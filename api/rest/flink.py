@@ -228,6 +228,8 @@ async def rescale(job_id: JobId, found: Registered, request: Request,
 async def rescaling(job_id: JobId, trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """What came of a rescaling; `jid` is the job that continues."""
     command = found.registry.command(trigger_id, job_id)
+    if command.status == "COMPLETED" and "restarted_as" not in command.result:  # stopped, and not yet started again
+        return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     return _progress(command, {"location": command.result.get("location"), "jid": command.result.get("restarted_as")})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from api.rest.registry import Command, Registry, new_id
 from api.rest.roots import Roots
 from api.rest.settings import ServiceSettings
-from statebackend.errors import Conflict, InvalidRequest, NotFound
+from statebackend.errors import Conflict, HoldfastError, InvalidRequest, NotFound
 
 
 class Launcher:
@@ -99,8 +99,12 @@ class Launcher:
         started = self._registry.launch(command.job_id) or {}
         arguments = {**started, "restore": command.result["location"], "parallelism": then["parallelism"],
                      "operator_parallelism": {}}
-        self.start(arguments, command.request_id)
-        self._registry.note_restart(command.request_id, command.request_id)
+        try:
+            self.start(arguments, command.request_id)
+        except (HoldfastError, OSError) as error:
+            self._registry.note_failed_restart(command.request_id, f"stopped, but could not be started again: {error}")
+        else:
+            self._registry.note_restart(command.request_id, command.request_id)
 
     def resume(self) -> None:
         """Finish rescalings whose savepoint was done when the service died."""

@@ -384,7 +384,6 @@ class Registry:
             row = self._database.execute("select arguments from launches where job_id = ?", (job_id,)).fetchone()
         return None if row is None else _json(row[0])
 
-
     def stopped_to_rescale(self) -> list[Command]:
         """Stops that have their savepoint and whose job was to start again but has not yet."""
         with self._lock:
@@ -397,6 +396,12 @@ class Registry:
         result = {**self.command(request_id).result, "restarted_as": job_id}
         with self._transaction() as database:
             database.execute("update commands set result = ? where request_id = ?", (_text(result), request_id))
+
+    def note_failed_restart(self, request_id: str, why: str) -> None:
+        result = {**self.command(request_id).result, "failure": why}
+        with self._transaction() as database:
+            database.execute("update commands set status = 'FAILED', result = ? where request_id = ?",
+                             (_text(result), request_id))
 
 
 def _command(row: tuple[Any, ...]) -> Command:

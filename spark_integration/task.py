@@ -72,6 +72,7 @@ class TaskPlan:
     batch_run: TaskRun | None = None
     gather_rows: int = 0
     order_by: tuple[str, ...] = ()
+    broadcast_table: bytes | None = field(default=None, repr=False)
     versions: tuple[tuple[str, Any], ...] = ()
 
 
@@ -198,6 +199,8 @@ class _Attempt:
         operator = plan.operator
         try:
             operator.open(context, output)
+            if plan.broadcast_table is not None and (base is None or base.id.generation != self._epoch.generation):
+                operator.process_broadcast(pa.ipc.open_stream(plan.broadcast_table).read_all())
             if operator.uses_timers:
                 fired, ready = operator.advance()
                 spool.add(ready)

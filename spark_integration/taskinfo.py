@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from spark_integration.epochs import TaskRun
+from spark_integration.guard import REFUSED
 from statebackend.errors import InvalidRequest
 
 BATCH_ID = "streaming.sql.batchId"
@@ -44,6 +45,8 @@ def _streaming_run(local_property: object) -> TaskRun:
     if read(CONTINUOUS) == "true":
         raise InvalidRequest("continuous processing has no micro-batches to commit with",
                              hint="use trigger(processingTime=...) or trigger(availableNow=True)")
+    if read(REFUSED) is not None:
+        raise InvalidRequest(str(read(REFUSED)))
     batch, query, run = read(BATCH_ID), read(QUERY_ID), read(RUN_ID)
     if batch is None or query is None or run is None:
         raise InvalidRequest("this task belongs to no streaming micro-batch",

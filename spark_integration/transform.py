@@ -6,11 +6,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from checkpoint.dataflow.functions import Function
 from checkpoint.storage.store import FileStore
 from spark_integration import plan as plans
 from spark_integration.epoch_store import EpochStore
 from spark_integration.epochs import TaskRun, require_parallelism
+from spark_integration.guard import guard
 from spark_integration.keys import key_columns, key_type_of
 from spark_integration.operators import Columns, FunctionOperator, Operator
 from spark_integration.session import require_spark, storage_options
@@ -21,6 +24,8 @@ from statebackend.errors import InvalidRequest
 
 GATHER_ROWS = 200_000
 """Rows handed to a vectorised function at once."""
+TABLE_BYTES = 64 << 20
+"""What a broadcast table may hold."""
 
 
 def stateful(df: Any, *, key: str | Sequence[str], function: Any, output: Any, uid: str, checkpoint: str,
@@ -44,7 +49,8 @@ def stateful(df: Any, *, key: str | Sequence[str], function: Any, output: Any, u
     watermark     (column, delay): event time, as of the epoch before; default: what `withWatermark` says
     order_by      columns that fix the order of rows within a batch
     side_outputs  {tag: columns}: nullable struct columns of the result
-    broadcast     a second, small DataFrame whose rows reach `process_broadcast` on every range
+    broadcast     a second, small DataFrame whose rows reach `process_broadcast` on every range: a stream, batch by
+                  batch; or a table, which is read when this is called and delivered before the first batch of each run
     idle_tick     run a batch at least this often, so that timers fire on silent input
     retain        epochs kept; default: `spark.sql.streaming.minBatchesToRetain`
     start_empty   the operator is new to a query that has run before
@@ -75,6 +81,8 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
     """The plan of any operator: what `stateful` and `aggregate` share."""
     session = df.sparkSession
     require_spark(session)
+    if df.isStreaming:
+        guard(session)
     if not isinstance(uid, str) or not uid:
         raise InvalidRequest("a stateful operator needs a uid that is not empty", found=uid)
     if backend not in backend_names():
@@ -86,6 +94,9 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
     keys = key_columns(key, df.columns)
     key_fields = [df.schema[name] for name in keys]
     event_time, delay_ms = _watermark(df, watermark)
+    table = None
+    if broadcast is not None and df.isStreaming and not broadcast.isStreaming:
+        broadcast, table = None, _table(broadcast)
     shared = broadcast is not None or idle_tick is not None
     columns = Columns(keys, tuple(name for name in df.columns if name != ROUTE), event_time,
                       BROADCAST if shared else None)
@@ -97,7 +108,7 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
         backend=backend, backend_options=_backend_options(session, backend, backend_options), delay_ms=delay_ms,
         retain=_retain(session, retain), start_empty=start_empty, slots=_slots(session, width),
         batch_run=_batch_run(df, epoch), gather_rows=gather_rows,
-        order_by=_order(df, order_by), versions=versions())
+        order_by=_order(df, order_by), broadcast_table=table, versions=versions())
     if shared:
         rows = plans.routed_with_shared(df, key_fields, width, max_parallelism, broadcast,
                                         duration_ms(idle_tick) if idle_tick is not None else None)
@@ -150,6 +161,19 @@ def _order(df: Any, order_by: str | Sequence[str]) -> tuple[str, ...]:
         if name not in df.columns:
             raise InvalidRequest(f"there is no column {name!r} to order by", found=df.columns)
     return names
+
+
+def _table(df: Any) -> bytes:
+    """A small table as Arrow bytes, to travel with the plan."""
+    table = df.toArrow()
+    if table.nbytes > TABLE_BYTES:
+        raise InvalidRequest("the broadcast table is too large: every task gets all of it", found=table.nbytes,
+                             expected=f"at most {TABLE_BYTES} bytes",
+                             hint="join it with the stream before stateful(), or select the columns that are needed")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
 def _batch_run(df: Any, epoch: int | None) -> TaskRun | None:

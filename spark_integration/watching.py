@@ -1,4 +1,4 @@
-"""A query listener: logs what each epoch did, and stops queries whose settings break the commit protocol."""
+"""A query listener that logs what each epoch did."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ logger = logging.getLogger("holdfast.spark")
 class EpochListener(StreamingQueryListener):  # type: ignore[misc]
     """Logs one line per operator and epoch of one checkpoint folder; `rows` keeps the last one of each operator."""
 
-    def __init__(self, session: Any, checkpoint: str, storage: Mapping[str, Any]) -> None:
-        self._session = session
+    def __init__(self, checkpoint: str, storage: Mapping[str, Any]) -> None:
         self._store = FileStore.at(checkpoint, **storage)
         self.rows: dict[str, dict[str, Any]] = {}
 
     def onQueryStarted(self, event: Any) -> None:
-        reason = unsafe_execution(self._session, event.id)
-        if reason is not None:
-            logger.error("query %s is stopped: %s", event.id, reason)
-            self._session.streams.get(str(event.id)).stop()
+        """Nothing to tell."""
 
     def onQueryProgress(self, event: Any) -> None:
         try:
@@ -49,21 +45,7 @@ class EpochListener(StreamingQueryListener):  # type: ignore[misc]
 
 
 def watch(session: Any, checkpoint: str | os.PathLike[str], storage: Mapping[str, Any] | None = None) -> EpochListener:
-    """Log the epochs of a checkpoint folder from now on, and refuse asynchronous progress tracking."""
-    listener = EpochListener(session, os.fspath(checkpoint), storage or {})
+    """Log the epochs of a checkpoint folder from now on."""
+    listener = EpochListener(os.fspath(checkpoint), storage or {})
     session.streams.addListener(listener)
     return listener
-
-
-def unsafe_execution(session: Any, query_id: Any) -> str | None:
-    """Why a query can't keep state exactly once: it commits offsets on the side, or has no micro-batches."""
-    query = session.streams.get(str(query_id))
-    wrapped = getattr(query, "_jsq", None)
-    if wrapped is None:
-        return None
-    name = str(wrapped.streamingQuery().getClass().getSimpleName())
-    if "AsyncProgressTracking" in name:
-        return "asynchronous progress tracking skips commits that exactly-once state needs; leave the option out"
-    if "Continuous" in name:
-        return "continuous processing has no micro-batches to commit with"
-    return None

@@ -110,24 +110,14 @@ class Connection:
             return None
         return (Kind(kind), body) if len(body) == length - 1 else None
 
+    @property
+    def local_address(self) -> Any:
+        return self._socket.getsockname()
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-
-def listen(path: str) -> socket.socket:
-    """A Unix socket that only this user can reach: its folder is private."""
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.bind(path)
-    server.listen(128)
-    return server
-
-
-def connect(path: str) -> Connection:
-    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    client.connect(path)
-    return Connection(client)
 
 
 # -- data ------------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,14 @@
-"""A worker process: loads the flow from its job file, runs the subtasks it is given, and ends with its supervisor."""
+"""A worker: runs the subtasks of a flow that it is told to, and ends with its supervisor.
+
+`main` is the worker process of the process runtime, which loads the flow from its job file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -11,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from checkpoint.dataflow.graph import Dataflow
 from checkpoint.dataflow.records import RecordCodec
 from checkpoint.protocol.messages import Report, SubtaskId
 from checkpoint.runtime import wire
@@ -19,6 +25,7 @@ from checkpoint.runtime.deployment import Builder, JobSpec
 from checkpoint.runtime.executor import assignments
 from checkpoint.runtime.host import TaskHost
 from checkpoint.runtime.loading import load_flow
+from checkpoint.runtime.network import Network, UnixNetwork
 from checkpoint.runtime.wire import Connection, Kind
 from checkpoint.runtime.wiring import Endpoint
 from checkpoint.storage.files import CheckpointSource
@@ -51,18 +58,18 @@ class Numbering:
 class Peers:
     """The connections to the other workers; fulfils the host's `Remote`."""
 
-    def __init__(self, numbering: Numbering) -> None:
-        self._numbering = numbering
+    def __init__(self, numbering: Numbering, network: Network) -> None:
+        self._numbering, self._network = numbering, network
         self._connections: dict[str, Connection] = {}
         self._route: dict[SubtaskId, str] = {}
         self._lock = threading.Lock()
 
     def route(self, placement: dict[SubtaskId, str]) -> None:
-        """Where each subtask is now: the socket of its worker."""
+        """Where each subtask is now: the address of its worker."""
         self._route = placement
         with self._lock:
-            for path in set(self._connections) - set(placement.values()):
-                self._connections.pop(path).close()
+            for address in set(self._connections) - set(placement.values()):
+                self._connections.pop(address).close()
 
     def send(self, to: Endpoint, attempt: int, element: Element) -> None:
         number = self._numbering.number_of[to.subtask]
@@ -74,20 +81,21 @@ class Peers:
         self._connection(to.subtask).send(Kind.CREDIT, wire.pack_credit(number, to.channel, attempt, credit))
 
     def _connection(self, subtask: SubtaskId) -> Connection:
-        path = self._route[subtask]
+        address = self._route[subtask]
         with self._lock:
-            found = self._connections.get(path)
+            found = self._connections.get(address)
             if found is None:
-                found = self._connections[path] = wire.connect(path)
+                found = self._connections[address] = self._network.connect(address)
             return found
 
 
 class Worker:
     """The process's side of the control connection. Its calls all come from the control loop's thread."""
 
-    def __init__(self, control: Connection, data_path: str) -> None:
-        self._control = control
-        self._data_path = data_path
+    def __init__(self, control: Connection, network: Network) -> None:
+        self._control, self._network = control, network
+        self._server, self.data_address = network.listen(f"data-{os.getpid()}")
+        self._closing = threading.Event()
         self._host: TaskHost
         self._builder: Builder
         self._numbering: Numbering
@@ -98,16 +106,34 @@ class Worker:
             Kind.COMPLETED: self._completed, Kind.SAVEPOINT_DONE: self._savepoint_done, Kind.ABORTED: self._aborted,
             Kind.STATUS: self._status, Kind.CANCEL: self._cancel}
 
-    def run(self) -> None:
-        """Until the supervisor closes the connection, or is gone."""
+    def run(self) -> bool:
+        """Until the supervisor says that it is over (True), or is gone."""
         while (frame := self._control.receive()) is not None:
             kind, body = frame
             if kind is Kind.CLOSE:
-                self._host.close()
-                self._close_sources(0)
-                self._builder.close()
-                return
+                self._close()
+                return True
             self._handlers[kind](wire.decode(body) if body else None)
+        return False
+
+    def prepare(self, flow: Dataflow, spec: JobSpec) -> None:
+        """Everything that is the same for all deployments of a run; from now on others may connect."""
+        self._builder = Builder(flow, spec, spec.storage(), SystemClock())
+        self._numbering = Numbering(self._builder)
+        self._peers = Peers(self._numbering, self._network)
+        self._host = TaskHost(self, self._builder.clock, self._peers)
+        threading.Thread(target=self._accept, name="data", daemon=True).start()
+        threading.Thread(target=self._report_statistics, name="statistics", daemon=True).start()
+
+    def _close(self) -> None:
+        self._host.close()
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._server.close()
+        self._peers.route({})
+        self._close_sources(0)
+        self._builder.close()
 
     # -- HostListener, from subtask threads ------------------------------------------------------------------------------
 
@@ -125,21 +151,14 @@ class Worker:
         try:
             self._control.send(kind, body)
         except OSError:
-            os._exit(1)
+            if not self._closing.is_set():
+                os._exit(1)
 
     # -- commands --------------------------------------------------------------------------------------------------------
 
     def _init(self, data: Any) -> None:
-        spec = JobSpec.from_json(data["spec"])
-        flow = load_flow(data["job"])
-        self._builder = Builder(flow, spec, spec.storage(), SystemClock())
-        self._numbering = Numbering(self._builder)
-        self._peers = Peers(self._numbering)
-        self._host = TaskHost(self, self._builder.clock, self._peers)
-        server = wire.listen(self._data_path)
-        threading.Thread(target=self._accept, args=(server,), name="data", daemon=True).start()
-        threading.Thread(target=self._report_statistics, name="statistics", daemon=True).start()
-        self._control.send_value(Kind.READY, self._data_path)
+        self.prepare(load_flow(data["job"]), JobSpec.from_json(data["spec"]))
+        self._control.send_value(Kind.READY, None)
 
     def _deploy(self, data: Any) -> None:
         deployment = wire.deployment_from_json(data["deployment"])
@@ -185,12 +204,18 @@ class Worker:
 
     # -- data ------------------------------------------------------------------------------------------------------------
 
-    def _accept(self, server: Any) -> None:
+    def _accept(self) -> None:
         while True:
-            connected, _ = server.accept()
-            threading.Thread(target=self._receive, args=(Connection(connected),), name="peer", daemon=True).start()
+            try:
+                connected, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._receive, args=(connected,), name="peer", daemon=True).start()
 
-    def _receive(self, peer: Connection) -> None:
+    def _receive(self, connected: socket.socket) -> None:
+        peer = self._network.admit(connected)
+        if peer is None:
+            return
         host, numbering = self._host, self._numbering
         while (frame := peer.receive()) is not None:
             kind, body = frame
@@ -202,8 +227,7 @@ class Worker:
                 host.element(to, attempt, wire.unpack_element(kind, body, numbering.codec(to)))
 
     def _report_statistics(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(STATISTICS_SECONDS):
+        while not self._closing.wait(STATISTICS_SECONDS):
             self._tell(Kind.STATISTICS, wire.encode(self._host.statistics()))
 
 
@@ -212,14 +236,16 @@ def _subtasks(data: Any) -> list[SubtaskId]:
 
 
 def main() -> None:
-    """Arguments: the supervisor's socket, this worker's number, and the path of its own data socket."""
-    control_path, number, data_path = sys.argv[1:4]
+    """Arguments: the supervisor's socket, this worker's number, and the folder of all sockets."""
+    address, number, folder = sys.argv[1:4]
     # Ctrl-C reaches the whole process group: the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = wire.connect(control_path)
-    control.send_value(Kind.HELLO, int(number))
+    network = UnixNetwork(folder)
+    control = network.connect(address)
     try:
-        Worker(control, data_path).run()
+        worker = Worker(control, network)
+        control.send_value(Kind.HELLO, [int(number), worker.data_address])
+        worker.run()
     except BaseException as error:
         control.send(Kind.FAILURE, wire.encode([None, 0, wire.error_json(error),
                                                 "".join(traceback.format_exception(error))]))

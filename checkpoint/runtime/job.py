@@ -18,9 +18,10 @@ from checkpoint.protocol.messages import CancelJob, CompleteRequest, Restored, T
 from checkpoint.protocol.restart import RestartStrategy, restart_strategy
 from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.runtime.deployment import BackendChoice, Builder, JobSpec
-from checkpoint.runtime.executor import Executor, RestoreFrom, ThreadExecutor
+from checkpoint.runtime.executor import Executor, RestoreFrom
 from checkpoint.runtime.restore_point import RestorePoint, dispose_claimed, resolve_restore
 from checkpoint.runtime.restoring import Restorer
+from checkpoint.runtime.runtimes import Runtime, runtime_of
 from checkpoint.runtime.supervisor import JobState, Supervisor
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.storage import JobStorage
@@ -29,7 +30,6 @@ from statebackend.clock import Clock
 from statebackend.errors import HoldfastError, InvalidRequest
 
 DEFAULT_INTERVAL = "10s"
-RUNTIMES = ("threads", "processes")
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class JobHandle:
 
 
 def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | Mapping[str, Any] | None = None,
-          runtime: str = "threads", settings: CheckpointSettings | None = None,
+          runtime: str | Runtime = "threads", settings: CheckpointSettings | None = None,
           restart: RestartStrategy | str | None = None, restore: str | None = None,
           parallelism: int | Mapping[str, int] | None = None, uid_mapping: Mapping[str, str] | None = None,
           allow_non_restored_state: bool = False, claim: bool = False,
@@ -191,8 +191,7 @@ def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | M
           channel_credit: int | None = None, clock: Clock | None = None) -> JobHandle:
     """Start a flow as a job in the background. See `run` for the arguments."""
     flow.validate()
-    if runtime not in RUNTIMES:
-        raise InvalidRequest("there is no such runtime here", found=runtime, expected=" or ".join(RUNTIMES))
+    place = runtime_of(runtime)
     if settings is None:
         settings = CheckpointSettings(interval=DEFAULT_INTERVAL if checkpoint_dir is not None else None)
     overrides = dict(parallelism) if isinstance(parallelism, Mapping) else \
@@ -203,7 +202,7 @@ def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | M
     if restore is not None:
         point = resolve_restore(checkpoint_dir, flow, restore, unfenced=unfenced, **options)
     run_id = uuid.uuid4().hex
-    root = checkpoint_dir if checkpoint_dir is not None else _temporary_root(runtime, run_id)
+    root = place.checkpoint_root(checkpoint_dir, run_id)
     chosen_id = point.job_id if point is not None and point.job_id is not None else \
         JobId(job_id) if job_id is not None else JobId.random()
     spec = JobSpec(chosen_id, flow.name, run_id, str(root), BackendChoice.of(backend), unfenced=unfenced,
@@ -211,7 +210,7 @@ def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | M
                    local_recovery=settings.local_recovery)
     storage = spec.storage()
     try:
-        return _start(flow, spec, storage, settings, _strategy(restart, settings), point, runtime, job, workers,
+        return _start(flow, spec, storage, settings, _strategy(restart, settings), point, place, job, workers,
                       uid_mapping or {}, allow_non_restored_state, claim, region_restart, checkpoint_dir, clock)
     except BaseException:
         storage.close()
@@ -220,7 +219,7 @@ def start(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | M
 
 def _start(flow: Dataflow, spec: JobSpec, storage: JobStorage, settings: CheckpointSettings,
            restart: RestartStrategy | None,
-           point: RestorePoint | None, runtime: str, job: str | None, workers: int | None,
+           point: RestorePoint | None, runtime: Runtime, job: str | None, workers: int | None,
            uid_mapping: Mapping[str, str], allow_non_restored_state: bool, claim: bool, region_restart: bool,
            root: str | None, clock: Clock | None) -> JobHandle:
     storage.probe()
@@ -241,12 +240,13 @@ def _start(flow: Dataflow, spec: JobSpec, storage: JobStorage, settings: Checkpo
                 source.close()
     disposal = point if point is not None and claim and point.foreign else None
     supervisor = Supervisor(
-        builder, settings, restart, restore=restore, restored=restored, region_restart=region_restart,
-        properties={"backend": spec.backend.name, "runtime": runtime},
+        builder, settings, restart, restore=restore, restored=restored,
+        region_restart=region_restart and runtime.region_restart,
+        properties={"backend": spec.backend.name, "runtime": runtime.name},
         first_completed=(lambda: dispose_claimed(disposal)) if disposal is not None else None,
         closing=(lambda: _remove_root(spec.root)) if root is None else None)
-    executor = _executor(builder, supervisor, runtime, job, workers)
-    handle = JobHandle(flow, supervisor, executor, runtime=runtime, root=root, restore_point=point)
+    executor = runtime.executor(builder, supervisor, job=job, workers=workers)
+    handle = JobHandle(flow, supervisor, executor, runtime=runtime.name, root=root, restore_point=point)
     _running.add(handle)
     supervisor.start(executor)
     return handle
@@ -265,13 +265,13 @@ def _end_jobs() -> None:
 
 
 def run(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | Mapping[str, Any] | None = None,
-        runtime: str = "threads", settings: CheckpointSettings | None = None, restore: str | None = None,
+        runtime: str | Runtime = "threads", settings: CheckpointSettings | None = None, restore: str | None = None,
         parallelism: int | Mapping[str, int] | None = None, **options: Any) -> JobResult:
     """Run a flow to its end.
 
     checkpoint_dir  folder or fsspec URL for checkpoints; without one nothing outlives the run
     backend         memory, filesystem (default) or rocksdb, or a mapping with "name" and options
-    runtime         threads (default) or processes
+    runtime         threads (default), processes, or a Runtime such as spark_integration's SparkRuntime
     settings        CheckpointSettings; by default a checkpoint every 10 s where there is a checkpoint_dir
     restore         "latest" for this flow's newest checkpoint, or the path of a checkpoint or savepoint
     parallelism     overrides that of all operators (a number), or of some (a mapping by uid)
@@ -287,22 +287,6 @@ def run(flow: Dataflow, *, checkpoint_dir: str | None = None, backend: str | Map
     except KeyboardInterrupt:
         handle.cancel(timeout=30)
         raise
-
-
-def _executor(builder: Builder, supervisor: Supervisor, runtime: str, job: str | None, workers: int | None) -> Executor:
-    if runtime == "threads":
-        return ThreadExecutor(builder, supervisor)
-    from checkpoint.runtime.processes import ProcessExecutor
-
-    return ProcessExecutor(builder, supervisor, job=job, workers=workers)
-
-
-def _temporary_root(runtime: str, run_id: str) -> str:
-    if runtime == "threads":
-        return f"memory://holdfast-{run_id}"
-    import tempfile
-
-    return tempfile.mkdtemp(prefix="holdfast-")
 
 
 def _remove_root(root: str) -> None:

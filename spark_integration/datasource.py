@@ -9,7 +9,7 @@ a query's checkpoint folder), partitions, pushdown.
 
 With `pushdown=true` filters on `key_group` and `key` decide what is read at all. It has to be asked for, because Spark
 (4.3) keeps the narrowed reader with the DataFrame: the same DataFrame used again without the filter would miss rows.
-Load one for each filtered query, and it is safe.
+Load one for each filtered query, and it is safe. Spark wants `spark.sql.python.filterPushdown.enabled` for it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class HoldfastDataSource(DataSource):  # type: ignore[misc]
         return from_arrow_schema(StateReader(self.options).arrow_schema())
 
     def reader(self, schema: Any) -> StateReader:
-        return StateReader(self.options, _arrow(schema))
+        kind = FilteredStateReader if self.options.get("pushdown", "false").lower() == "true" else StateReader
+        return kind(self.options, _arrow(schema))
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
         from spark_integration.datasink import StateWriter
@@ -109,7 +110,6 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         if self._table is None:
             self._uid, self._state = _required(options, "operator"), _required(options, "state")
         self._wanted_partitions = int(options.get("partitions", "0"))
-        self._pushdown = options.get("pushdown", "false").lower() == "true"
         self._schema = schema
         self._first, self._last = 0, 2**15
         self._keys: tuple[Any, ...] | None = None
@@ -120,32 +120,6 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
             if self._table is not None:
                 return _metadata_table(opened, self._table).schema
             return _readable(opened.read(self._uid, self._state, key_groups=[]).schema)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what narrows the key groups or names keys; Spark applies every filter again, so none is lost."""
-        if self._table is None and self._pushdown:
-            for one in filters:
-                self._narrow(one)
-        return filters
-
-    def _narrow(self, one: Filter) -> None:
-        attribute = getattr(one, "attribute", None)
-        value = getattr(one, "value", None)
-        if attribute == ("key_group",) and isinstance(value, int):
-            if isinstance(one, (EqualTo, GreaterThanOrEqual)):
-                self._first = max(self._first, value)
-            if isinstance(one, (EqualTo, LessThanOrEqual)):
-                self._last = min(self._last, value)
-            if isinstance(one, GreaterThan):
-                self._first = max(self._first, value + 1)
-            if isinstance(one, LessThan):
-                self._last = min(self._last, value - 1)
-        elif attribute == ("key_group",) and isinstance(one, In) and isinstance(value, (tuple, list)):
-            self._first, self._last = max(self._first, min(value)), min(self._last, max(value))
-        elif attribute == ("key",) and isinstance(one, EqualTo):
-            self._keys = (value,)
-        elif attribute == ("key",) and isinstance(one, In) and isinstance(value, (tuple, list)):
-            self._keys = tuple(value)
 
     def partitions(self) -> Sequence[InputPartition]:
         if self._table is not None:
@@ -197,6 +171,36 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
             for batch in reader:
                 if batch.num_rows:
                     yield from _cast(pa.Table.from_batches([batch]), self._schema).to_batches()
+
+
+class FilteredStateReader(StateReader):
+    """A reader that takes filters: of its own, because Spark refuses any that could unless the session allows it."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take what narrows the key groups or names keys; Spark applies every filter again, so none is lost."""
+        if self._table is None:
+            for one in filters:
+                self._narrow(one)
+        return filters
+
+    def _narrow(self, one: Filter) -> None:
+        attribute = getattr(one, "attribute", None)
+        value = getattr(one, "value", None)
+        if attribute == ("key_group",) and isinstance(value, int):
+            if isinstance(one, (EqualTo, GreaterThanOrEqual)):
+                self._first = max(self._first, value)
+            if isinstance(one, (EqualTo, LessThanOrEqual)):
+                self._last = min(self._last, value)
+            if isinstance(one, GreaterThan):
+                self._first = max(self._first, value + 1)
+            if isinstance(one, LessThan):
+                self._last = min(self._last, value - 1)
+        elif attribute == ("key_group",) and isinstance(one, In) and isinstance(value, (tuple, list)):
+            self._first, self._last = max(self._first, min(value)), min(self._last, max(value))
+        elif attribute == ("key",) and isinstance(one, EqualTo):
+            self._keys = (value,)
+        elif attribute == ("key",) and isinstance(one, In) and isinstance(value, (tuple, list)):
+            self._keys = tuple(value)
 
 
 def _required(options: Mapping[str, str], name: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import savepoint as toolkit
 from spark_integration import by_key_group, register
-from spark_integration.datasource import StateReader
+from spark_integration.datasource import FilteredStateReader, StateReader
 from statebackend import MapStateDescriptor, ValueStateDescriptor, key_group_of
 from statebackend.errors import InvalidRequest
 
@@ -64,11 +64,11 @@ def test_filters_narrow_the_partitions(stored: str) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 
     options = {"path": stored, "operator": "count", "state": "total", "partitions": "8", "pushdown": "true"}
-    reader = StateReader(options)
+    reader = FilteredStateReader(options)
     assert len(reader.partitions()) == 8
     reader.pushFilters([GreaterThanOrEqual(("key_group",), 16), LessThan(("key_group",), 20)])
     assert [(part.first, part.last) for part in reader.partitions()] == [(16, 19)]
-    reader = StateReader(options)
+    reader = FilteredStateReader(options)
     reader.pushFilters([EqualTo(("key",), "user-1")])
     group = key_group_of("user-1", 128)
     assert [(part.first, part.last, part.keys) for part in reader.partitions()] == [(group, group, ("user-1",))]

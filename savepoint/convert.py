@@ -10,7 +10,8 @@ from dataclasses import replace
 from checkpoint.storage.metadata import CheckpointMetadata, OperatorEntry, SubtaskEntry
 from savepoint.copying import Copier
 from savepoint.destination import Destination
-from savepoint.format import OPEN_FORMAT, inflight_path
+from savepoint.format import OPEN_FORMAT
+from savepoint.inflight import noted_files, write_channels
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.operators import write_operator_states
 from savepoint.statistics import total_rows
@@ -52,15 +53,16 @@ def to_open(opened: Savepoint, place: Destination, progress: Progress | None = N
 
 def _open_operator(opened: Savepoint, entry: OperatorEntry, place: Destination, meter: Meter) -> OperatorEntry:
     operator_states = write_operator_states(place.create, entry.uid, opened.operator_parts(entry.uid))
+    channels = write_channels(place.create, entry.uid, opened.channels(entry.uid))
     copier = Copier(opened.source, place)
     subtasks = []
     for subtask in entry.subtasks:
         keyed = tuple(_open_handle(opened, entry.uid, handle, place, copier, meter) for handle in subtask.keyed)
         note, files = operator_states.get(subtask.index, (None, ()))
-        in_flight = subtask.in_flight and copier.copy(subtask.in_flight, inflight_path(entry.uid, subtask.index))
+        in_flight, more = channels.get(subtask.index, (None, ()))
         subtasks.append(SubtaskEntry(
             subtask.index, subtask.finished, keyed, note, copier.channels(subtask.input_channels, entry.uid),
-            copier.channels(subtask.output_channels, entry.uid), in_flight, files))
+            copier.channels(subtask.output_channels, entry.uid), in_flight, (*files, *more)))
     return replace(entry, subtasks=tuple(subtasks))
 
 
@@ -95,10 +97,12 @@ def to_native(opened: Savepoint, place: Destination, progress: Progress | None =
         for subtask in entry.subtasks:
             prefix = f"{entry.uid}-{subtask.index}"
             keyed = tuple(native_handle(handle, opened.source, copier, prefix) for handle in subtask.keyed)
+            noted = noted_files(subtask.in_flight)  # records in flight that are open already stay so: it is their exact form
             subtasks.append(SubtaskEntry(
                 subtask.index, subtask.finished, keyed, copier.operator_state(subtask.operator),
                 copier.channels(subtask.input_channels, entry.uid), copier.channels(subtask.output_channels, entry.uid),
-                subtask.in_flight and copier.copy_fresh(subtask.in_flight, prefix)))
+                subtask.in_flight and copier.copy_fresh(subtask.in_flight, prefix),
+                tuple(copier.copy(file, file.path) for file in subtask.operator_files if file.path in noted)))
         operators.append(replace(entry, subtasks=tuple(subtasks)))
     return replace(savepoint_head(opened.metadata, "native"), operators=tuple(operators))
 

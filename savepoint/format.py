@@ -5,7 +5,7 @@
     <savepoint>/<uid>/timers/<event|processing>/part-<first kg>-<last kg>.parquet
     <savepoint>/<uid>/operator/<state>.parquet
     <savepoint>/<uid>/broadcast/<state>.parquet
-    <savepoint>/<uid>/inflight/subtask-<n>.bin
+    <savepoint>/<uid>/inflight/<edge>.parquet
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def operator_path(uid: str, state: str, *, broadcast: bool) -> str:
     return f"{escape_name(uid)}/{'broadcast' if broadcast else 'operator'}/{escape_name(state)}.parquet"
 
 
-def inflight_path(uid: str, subtask: int) -> str:
-    return f"{escape_name(uid)}/inflight/subtask-{subtask}.bin"
+def inflight_path(uid: str, edge: str) -> str:
+    return f"{escape_name(uid)}/inflight/{escape_name(edge)}.parquet"

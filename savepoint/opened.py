@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -25,6 +25,9 @@ from statebackend.keygroups import KeyGroupRange, key_grouper
 from statebackend.operator_state import OperatorStatePart
 from statebackend.schema import StateSchema
 from statebackend.types import StateType, state_type_from_json
+
+if TYPE_CHECKING:
+    from savepoint.inflight import Channel
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,10 @@ class StateInfo:
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """One operator. `stored` is the bytes of its files."""
+    """One operator. `stored` is the bytes of its files.
+
+    in_flight: records in flight by edge; None where only reading would tell (native), and the edge is "" then.
+    """
 
     uid: str
     name: str
@@ -57,6 +63,7 @@ class OperatorInfo:
     key_type: str | None
     stored: int
     states: tuple[StateInfo, ...]
+    in_flight: dict[str, int | None]
 
 
 class Savepoint:
@@ -79,6 +86,10 @@ class Savepoint:
         """Every state, of one operator or of all."""
         entries = self.metadata.operators if uid is None else (self.entry(uid),)
         return [state for entry in entries for state in self._operator_info(entry).states]
+
+    def state_names(self) -> set[str]:
+        """Every state as `operator.state`."""
+        return {f"{state.uid}.{state.name}" for state in self.states()}
 
     def entry(self, uid: str) -> OperatorEntry:
         """The metadata of one operator; a wrong name is answered with the nearest ones."""
@@ -204,6 +215,30 @@ class Savepoint:
         return [(subtask.index, operator_state(subtask.operator, self.source).parts)
                 for subtask in self.entry(uid).subtasks if subtask.operator is not None]
 
+    def channels(self, uid: str) -> list[tuple[int, list[Channel]]]:
+        """The records in flight of each subtask that has any, by channel (snapshots of unaligned checkpoints)."""
+        from savepoint.inflight import stored_channels
+
+        return [(subtask.index, stored_channels(subtask.in_flight, self.source)) for subtask in self.entry(uid).subtasks
+                if subtask.in_flight is not None]
+
+    def edges(self) -> list[str]:
+        """The edges with records in flight; reads them where they are not in the open format."""
+        return sorted({channel.edge for entry in self.metadata.operators for _, held in self.channels(entry.uid)
+                       for channel in held})
+
+    def in_flight(self, edge: str) -> pa.Table:
+        """The records in flight on an edge, `sender->receiver#0`: operator, subtask, sender, receiver, output, batch,
+        timestamp, key, value. The operator and subtask are those that keep them."""
+        from savepoint.inflight import channel_table
+
+        found = [(entry.uid, index, channel) for entry in self.metadata.operators
+                 for index, held in self.channels(entry.uid) for channel in held if channel.edge == edge]
+        if not found:
+            raise NotFound(f"there are no records in flight on an edge {edge!r}", path=self.url,
+                           hint=_nearest(edge, self.edges()))
+        return channel_table(found)
+
     def close(self) -> None:
         self.source.close()
 
@@ -216,14 +251,14 @@ class Savepoint:
     # -- inner workings
 
     def _operator_info(self, entry: OperatorEntry) -> OperatorInfo:
-        from savepoint.statistics import keyed_infos, operator_state_infos
+        from savepoint.statistics import in_flight_counts, keyed_infos, operator_state_infos
 
         handles = self.handles(entry.uid)
         key_type = str(state_type_from_json(handles[0].key_type)) if handles else None
         states = (*keyed_infos(self, entry, key_type), *operator_state_infos(self, entry))
         stored = {file.path: file.size for file in entry.files()}
         return OperatorInfo(entry.uid, entry.name, entry.parallelism, entry.max_parallelism, key_type,
-                            sum(stored.values()), states)
+                            sum(stored.values()), states, in_flight_counts(entry))
 
     def _is_operator_state(self, uid: str, state: str) -> bool:
         if any(schema.name == state for handle in self.handles(uid) for schema in handle.schemas):

@@ -6,18 +6,14 @@ the same broadcast map, as they should, it is stored once and has no `subtask` c
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from savepoint.format import (
-    COMPRESSION,
-    COMPRESSION_LEVEL,
     ELEMENT_INDEX,
     MAP_KEY,
     MAP_VALUE,
@@ -28,8 +24,7 @@ from savepoint.format import (
     escape_name,
     operator_path,
 )
-from savepoint.parts import WritableFile
-from savepoint.reader import reading
+from savepoint.parquet_files import read_table, write_table
 from statebackend.errors import CorruptData, IncompatibleState
 from statebackend.files import FileWriter, SnapshotSource, StateFile
 from statebackend.operator_state import Distribution, OperatorStatePart, OperatorStateSnapshot
@@ -86,7 +81,8 @@ def _write_state(create: Callable[[str], FileWriter], uid: str, held: Held) -> l
     table = operator_table(held[:1] if once else held, *operator_types(first))
     if once:
         table = table.drop_columns([SUBTASK])
-    file = _write_table(create(operator_path(uid, first.name, broadcast=broadcast)), table)
+    file = write_table(create(operator_path(uid, first.name, broadcast=broadcast)), table,
+                       {"holdfast.format": OPEN_FORMAT, "holdfast.version": str(OPEN_VERSION)})
     if once:
         return [(index, file, 0, table.num_rows) for index, _ in held]
     placed, begin = [], 0
@@ -95,19 +91,6 @@ def _write_state(create: Callable[[str], FileWriter], uid: str, held: Held) -> l
         placed.append((index, file, begin, end))
         begin = end
     return placed
-
-
-def _write_table(file: FileWriter, table: pa.Table) -> StateFile:
-    try:
-        described = {"holdfast.format": OPEN_FORMAT, "holdfast.version": str(OPEN_VERSION)}
-        with pq.ParquetWriter(pa.PythonFile(WritableFile(file), mode="w"), table.schema.with_metadata(described),
-                              compression=COMPRESSION, compression_level=COMPRESSION_LEVEL,
-                              use_dictionary=False) as writer:
-            writer.write_table(table.replace_schema_metadata(described))
-        return file.finish()
-    except BaseException:
-        file.abort()
-        raise
 
 
 def _note(uid: str, subtask: int, states: Sequence[Mapping[str, Any]]) -> StateFile:
@@ -130,8 +113,7 @@ def read_operator_note(note: Mapping[str, Any], source: SnapshotSource) -> Opera
 def _read_part(state: Mapping[str, Any], source: SnapshotSource) -> OperatorStatePart:
     file = StateFile.from_json(state["file"])
     begin, end = state["rows"]
-    with source.open(file) as stream, reading(file):
-        table = pq.read_table(io.BytesIO(stream.read())).slice(begin, end - begin).combine_chunks()
+    table = read_table(file, source).slice(begin, end - begin).combine_chunks()
     part = OperatorStatePart(str(state["name"]), Distribution(state["distribution"]), state["value_type"],
                              state["map_key_type"])
     map_key_type, value_type = operator_types(part)

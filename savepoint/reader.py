@@ -19,6 +19,7 @@ from statebackend.backend import KeyedHandle
 from statebackend.descriptors import StateKind
 from statebackend.errors import CorruptData, HoldfastError, IncompatibleState, NotFound
 from statebackend.files import SnapshotSource, StateFile
+from statebackend.formats import ChannelPart
 from statebackend.keygroups import KeyGroupRange
 from statebackend.operator_state import OperatorStateSnapshot
 from statebackend.schema import StateSchema
@@ -88,6 +89,11 @@ class OpenFormat:
         from savepoint.operators import read_operator_note
 
         return read_operator_note(note, source)
+
+    def channel_state(self, note: Mapping[str, Any], source: SnapshotSource) -> list[ChannelPart]:
+        from savepoint.inflight import read_channels
+
+        return read_channels(note, source)
 
     def _entries(self, handle: KeyedHandle, schema: StateSchema, source: SnapshotSource,
                  key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:

@@ -14,6 +14,7 @@ from checkpoint.storage.metadata import OperatorEntry, SubtaskEntry
 from savepoint.convert import Meter, to_open
 from savepoint.destination import Destination
 from savepoint.format import OPEN_FORMAT
+from savepoint.inflight import Channel, write_channels
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.operators import write_operator_states
 from savepoint.writer import OpenHandleWriter
@@ -49,6 +50,7 @@ class OperatorRows:
     key_type: StateType | None = None
     states: tuple[StateRows, ...] = ()
     operator_parts: Parts = ()
+    channels: tuple[Channel, ...] = ()
 
 
 def write_operator(place: Destination, plan: OperatorRows, meter: Meter) -> OperatorEntry:
@@ -58,14 +60,19 @@ def write_operator(place: Destination, plan: OperatorRows, meter: Meter) -> Oper
                              expected=f"1..{plan.max_parallelism}", found=plan.parallelism,
                              hint="give a higher --max-parallelism too")
     notes = write_operator_states(place.create, plan.uid, plan.operator_parts)
+    # Which subtask keeps which channels is of no matter: a restore takes them all and deals them out.
+    dealt = [(index, plan.channels[index::plan.parallelism]) for index in range(plan.parallelism)]
+    flying = write_channels(place.create, plan.uid, dealt)
     subtasks = []
     for index in range(plan.parallelism):
         keyed: tuple[KeyedHandle, ...] = ()
         if plan.key_type is not None and plan.states:
             keyed = (_write_handle(place, plan, key_group_range(index, plan.parallelism, plan.max_parallelism), meter),)
         note, files = notes.get(index, (None, ()))
-        if keyed or note is not None:
-            subtasks.append(SubtaskEntry(index, keyed=keyed, operator=note, operator_files=files))
+        in_flight, more = flying.get(index, (None, ()))
+        if keyed or note is not None or in_flight is not None:
+            subtasks.append(SubtaskEntry(index, keyed=keyed, operator=note, in_flight=in_flight,
+                                         operator_files=(*files, *more)))
     return OperatorEntry(plan.uid, plan.name, plan.parallelism, plan.max_parallelism, tuple(subtasks))
 
 
@@ -103,14 +110,6 @@ def deal_out(parts: Parts, old_parallelism: int, parallelism: int) -> Parts:
 
 def _as(part: OperatorStatePart, old: Distribution, new: Distribution) -> OperatorStatePart:
     return replace(part, distribution=new) if part.distribution is old else part
-
-
-def refuse_in_flight(entry: OperatorEntry, what: str) -> None:
-    """Records in flight are tied to channels between subtasks; only a restore can re-route them."""
-    if any(subtask.in_flight is not None or subtask.input_channels or subtask.output_channels
-           for subtask in entry.subtasks):
-        raise InvalidRequest(f"a snapshot with records in flight can't be {what}", operator=entry.uid,
-                             hint="restore it directly with the new parallelism, or take a savepoint, which has none")
 
 
 @contextmanager

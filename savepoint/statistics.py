@@ -49,6 +49,20 @@ def operator_state_infos(savepoint: Savepoint, entry: OperatorEntry) -> Iterator
                         None if map_key_type is None else str(map_key_type), None, None, rows, size)
 
 
+def in_flight_counts(entry: OperatorEntry) -> dict[str, int | None]:
+    """Records in flight by edge; under "" and None where only reading would tell."""
+    from savepoint.inflight import noted_records
+
+    found: dict[str, int | None] = {}
+    for file in (subtask.in_flight for subtask in entry.subtasks if subtask.in_flight is not None):
+        noted = noted_records(file)
+        if noted is None:
+            found[""] = None
+        for edge, records in noted or ():
+            found[edge] = records + (found.get(edge) or 0)
+    return found
+
+
 def key_group_table(savepoint: Savepoint, uid: str, state: str | None) -> pa.Table:
     """key_group, subtask, rows, bytes of an operator, of one state or of all together."""
     entry, handles = savepoint.entry(uid), savepoint.handles(uid)

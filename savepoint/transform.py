@@ -20,9 +20,10 @@ from savepoint.columns import StateLayout
 from savepoint.convert import Meter, Progress, savepoint_head
 from savepoint.destination import Destination
 from savepoint.format import EXPIRES_AT, KEY, KEY_GROUP, MAP_VALUE, OPEN_FORMAT, VALUE
+from savepoint.inflight import Channel, ends_of, renamed_edge
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.retype import retyped
-from savepoint.rewrite import OperatorRows, Rows, StateRows, as_open, deal_out, refuse_in_flight, write_operator
+from savepoint.rewrite import OperatorRows, Rows, StateRows, as_open, deal_out, write_operator
 from savepoint.scan import scan_state
 from savepoint.sorting import SortedRows
 from statebackend.clock import Clock, SystemClock
@@ -135,7 +136,8 @@ class Transform:
             meter = Meter(progress, sum(info.rows or 0 for info in opened.states()))
             entries = tuple(write_operator(place, self._plan(opened, entry, stack), meter)
                             for entry in opened.metadata.operators if not self._of(entry.uid).dropped)
-            metadata = replace(savepoint_head(stored.metadata, OPEN_FORMAT), operators=entries, unaligned=False)
+            metadata = replace(savepoint_head(stored.metadata, OPEN_FORMAT), operators=entries,
+                               unaligned=any(subtask.in_flight for entry in entries for subtask in entry.subtasks))
             place.publish(metadata)
             return metadata
 
@@ -168,8 +170,6 @@ class Transform:
         change = self._of(entry.uid)
         parallelism = self._new_parallelism(entry)
         max_parallelism = self._max_parallelism or entry.max_parallelism
-        if parallelism != entry.parallelism or max_parallelism != entry.max_parallelism or change.new_uid:
-            refuse_in_flight(entry, "rescaled or renamed")
         parts = [(index, tuple(self._operator_part(part, change) for part in held
                                if not change.states.get(part.name, _Change()).dropped))
                  for index, held in opened.operator_parts(entry.uid)]
@@ -177,7 +177,28 @@ class Transform:
         states = tuple(self._state_rows(opened, entry, schema, key_type, max_parallelism, stack)
                        for schema in self._kept_schemas(opened, entry.uid)) if key_type is not None else ()
         return OperatorRows(change.new_uid or entry.uid, entry.name, parallelism, max_parallelism,
-                            change.key_type or key_type, states, deal_out(parts, entry.parallelism, parallelism))
+                            change.key_type or key_type, states, deal_out(parts, entry.parallelism, parallelism),
+                            tuple(self._channels(opened, entry.uid)))
+
+    def _channels(self, opened: Savepoint, uid: str) -> Iterator[Channel]:
+        """An operator's records in flight, without those to or from operators that go."""
+        uids = {entry.uid for entry in opened.metadata.operators}
+        renames = {old: change.new_uid for old, change in self._changes.items() if change.new_uid}
+        for channel in (channel for _, held in opened.channels(uid) for channel in held):
+            sender, receiver = ends_of(channel.edge, uids)
+            if self._of(sender).dropped or self._of(receiver).dropped:
+                continue
+            if self._of(receiver).key_type is not None:
+                raise InvalidRequest("records in flight have keys of the old type", operator=receiver, edge=channel.edge,
+                                     hint="transform a savepoint that the job took itself, which has no records in flight")
+            target = opened.metadata.operator(receiver)
+            if target is not None and self._recuts(target):
+                channel = channel.recut(target.parallelism, self._new_parallelism(target))
+            yield replace(channel, edge=renamed_edge(channel.edge, uids, renames))
+
+    def _recuts(self, entry: OperatorEntry) -> bool:
+        return (self._new_parallelism(entry), self._max_parallelism or entry.max_parallelism) != \
+            (entry.parallelism, entry.max_parallelism)
 
     def _new_parallelism(self, entry: OperatorEntry) -> int:
         if isinstance(self._parallelism, dict):

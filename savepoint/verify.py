@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from checkpoint.storage.metadata import OperatorEntry
 from savepoint.columns import StateLayout
 from savepoint.convert import Meter, Progress
 from savepoint.format import KEY, KEY_GROUP, OPEN_FORMAT
+from savepoint.inflight import channel_table
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.reader import Part, layout_of, parts_of, read_parts, state_meta
 from savepoint.scan import scan_handle
@@ -98,11 +100,17 @@ def _check_operator(savepoint: Savepoint, entry: OperatorEntry, damaged: set[str
                 yield from _check_state(savepoint, entry, handle, schema)
             except HoldfastError as error:
                 yield Problem(error.kind, str(error), error.context.get("path"), entry.uid, schema.name)
-    try:
-        savepoint.operator_parts(entry.uid)
-    except HoldfastError as error:
-        if error.context.get("path") not in damaged:
+    if any(file.path in damaged for subtask in entry.subtasks for file in subtask.unkeyed_files()):
+        return
+    for read in (savepoint.operator_parts, partial(_decode_channels, savepoint)):
+        try:
+            read(entry.uid)
+        except HoldfastError as error:
             yield Problem(error.kind, str(error), error.context.get("path"), entry.uid)
+
+
+def _decode_channels(savepoint: Savepoint, uid: str) -> None:
+    channel_table([(uid, index, channel) for index, held in savepoint.channels(uid) for channel in held])
 
 
 def _check_ranges(savepoint: Savepoint, entry: OperatorEntry) -> Iterator[Problem]:

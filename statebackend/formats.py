@@ -16,6 +16,10 @@ from statebackend.files import SnapshotSource, StateFile
 from statebackend.keygroups import KeyGroupRange
 from statebackend.operator_state import OperatorStateSnapshot
 
+ChannelPart = tuple[str, int, int, bool, list[bytes], tuple[int, ...]]
+"""Records in flight on one channel: edge, sender, receiver, output, batches as the records codec wrote them, and how many
+receivers the operator had at the checkpoint and after each re-cut since; empty where it was never re-cut."""
+
 
 class SnapshotFormat(Protocol):
     """Reads one handle format. A plug-in registers a factory under the entry point group `holdfast.formats`."""
@@ -30,6 +34,13 @@ class OperatorStateFormat(Protocol):
 
     def operator_state(self, note: Mapping[str, Any], source: SnapshotSource) -> OperatorStateSnapshot:
         """The operator state that `note`, left in its place, points to."""
+
+
+class ChannelStateFormat(Protocol):
+    """What a format has besides where it keeps records in flight in files of its own."""
+
+    def channel_state(self, note: Mapping[str, Any], source: SnapshotSource) -> list[ChannelPart]:
+        """The records in flight that `note`, left in their place, points to."""
 
 
 class EntriesFormat:
@@ -81,10 +92,24 @@ def operator_state(file: StateFile, source: SnapshotSource) -> OperatorStateSnap
         data = stream.read()
     if data[:1] != b"{":
         return OperatorStateSnapshot.from_bytes(data)
+    note = _note(data, file)
+    reader: OperatorStateFormat = _plug_in(str(note["format"]))
+    return reader.operator_state(note, source)
+
+
+def noted_channel_state(data: bytes, file: StateFile, source: SnapshotSource) -> list[ChannelPart] | None:
+    """The records in flight that `data`, the bytes of a subtask's file, points to; None where it is no note."""
+    if data[:1] != b"{":
+        return None
+    note = _note(data, file)
+    reader: ChannelStateFormat = _plug_in(str(note["format"]))
+    return reader.channel_state(note, source)
+
+
+def _note(data: bytes, file: StateFile) -> Mapping[str, Any]:
     try:
         note = json.loads(data)
-        name = str(note["format"])
+        note["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptData(f"operator state can't be decoded: {error}", path=file.path) from error
-    reader: OperatorStateFormat = _plug_in(name)
-    return reader.operator_state(note, source)
+        raise CorruptData(f"a note of where state is kept can't be decoded: {error}", path=file.path) from error
+    return note  # type: ignore[no-any-return]

@@ -38,6 +38,8 @@ def _operator(opened: Savepoint, info: Any) -> dict[str, Any]:
     document = {"uid": info.uid, "name": info.name, "parallelism": info.parallelism,
                 "max_parallelism": info.max_parallelism, "key_type": info.key_type, "bytes": info.stored,
                 "states": states}
+    if info.in_flight:
+        document["in_flight"] = [{"edge": edge or None, "records": records} for edge, records in info.in_flight.items()]
     if info.key_type is not None:
         groups = opened.key_groups(info.uid)
         document["rows_by_key_group"] = groups.column("rows").to_pylist()
@@ -70,6 +72,10 @@ def show_description(document: dict[str, Any]) -> None:
         if operator.get("rows_by_key_group"):
             _show_spread(console, operator)
         _show_largest(console, operator)
+        for item in operator.get("in_flight", ()):
+            told = "records in flight, not counted in this format" if item["records"] is None else \
+                f"{item['records']:,} records in flight on {item['edge']}"
+            console.print(told, markup=False)
 
 
 def _show_states(operator: dict[str, Any]) -> None:

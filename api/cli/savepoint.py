@@ -79,7 +79,8 @@ def inspect(
 @app.command()
 def read(
     path: Path,
-    state: Annotated[str, typer.Argument(metavar="OPERATOR.STATE", help="The state to read.")],
+    state: Annotated[str, typer.Argument(metavar="OPERATOR.STATE",
+                                             help="The state to read, or an edge with records in flight.")],
     key: Annotated[list[str] | None, typer.Option("--key", "-k", help="Only this key (JSON or text); repeatable.")] = None,
     key_group: Annotated[str | None, typer.Option("--key-group", metavar="N|A-B", help="Only these key groups.")] = None,
     where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="Only rows that fulfil this.")] = None,
@@ -93,6 +94,7 @@ def read(
     Examples:
       holdfast savepoint read sp/ count.total -o jsonl
       holdfast savepoint read sp/ count.total --key alice
+      holdfast savepoint read sp/ "clicks->count#0"
       holdfast savepoint read sp/ count.total --where "value > 100" -o parquet > hot.parquet
     """
     import savepoint
@@ -102,6 +104,9 @@ def read(
     from statebackend.errors import NotFound
 
     with savepoint.open(path) as opened:
+        if "->" in state and state not in opened.state_names():
+            out.emit_batches(opened.in_flight(state).to_reader(), output, limit=limit)
+            return
         uid, name = split_name(opened, state)
         keys = [from_text(text, opened.key_type(uid)) for text in key] if key else None
         reader = opened.read(uid, name, keys=keys, key_groups=parse_key_groups(key_group) if key_group else None,

@@ -1,6 +1,8 @@
 """In-flight records in a checkpoint: every batch in the records codec, with its edge and channel.
 
     file  = version (u8 = 1) | msgpack [[edge, sender, receiver, output, [batch, ...]], ...]
+
+A savepoint in another format has a note in its place, which that format reads.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from checkpoint.dataflow.records import RecordCodec
 from checkpoint.runtime.contracts import InFlight
 from statebackend.errors import CorruptData, IncompatibleState
 from statebackend.files import SnapshotSource, SnapshotTarget, StateFile, writing
+from statebackend.formats import noted_channel_state
 
 CHANNEL_STATE_VERSION = 1
 
@@ -40,6 +43,9 @@ class FlowChannelCodec:
         """Batches of edges that the flow no longer has are left undecoded: their parts come back empty."""
         with source.open(file) as stream:
             data = stream.read()
+        noted = noted_channel_state(data, file, source)
+        if noted is not None:
+            return [self._part(*part) for part in noted]
         if not data or data[0] != CHANNEL_STATE_VERSION:
             raise IncompatibleState("in-flight records have a version that this release does not read", path=file.path,
                                     expected=CHANNEL_STATE_VERSION, found=data[0] if data else None)
@@ -49,7 +55,8 @@ class FlowChannelCodec:
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             raise CorruptData(f"in-flight records can't be decoded: {error}", path=file.path) from error
 
-    def _part(self, edge: str, sender: int, receiver: int, output: bool, batches: list[bytes]) -> InFlight:
+    def _part(self, edge: str, sender: int, receiver: int, output: bool, batches: list[bytes],
+              receivers: tuple[int, ...] = ()) -> InFlight:
         codec = self._codecs.get(edge)
         decoded = tuple(codec.decode(batch) for batch in batches) if codec is not None else ()
-        return InFlight(edge, sender, receiver, decoded, output)
+        return InFlight(edge, sender, receiver, decoded, output, receivers)

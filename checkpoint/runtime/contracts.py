@@ -107,7 +107,8 @@ class InFlight:
 
     `edge` is the edge's id in the job graph (the same in every run of a flow), `sender` and `receiver` are subtask
     indexes at the time of the checkpoint. `output`: they were in the sender's output queue; such records come after
-    those that were in the receiver's input queue.
+    those that were in the receiver's input queue. `receivers`: how many the receiving operator had at the checkpoint and
+    after each time that its state was re-cut since; empty where it never was.
     """
 
     edge: str
@@ -115,6 +116,7 @@ class InFlight:
     receiver: int
     batches: tuple[Records, ...]
     output: bool = False
+    receivers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from checkpoint.runtime.contracts import InFlight, Partitioner, Records
@@ -24,7 +24,8 @@ def redistribute_in_flight(stored: Iterable[InFlight],
     """What each (task, subtask index) has to process before new input.
 
     Records of one old channel keep their order: first what its receiver had queued, then what its sender had. Where the
-    receiving parallelism is unchanged every receiver gets its own back, otherwise the partitioner decides. Records on
+    receiving parallelism is unchanged every receiver gets its own back; otherwise, and where the state was re-cut since
+    (keys may be in other groups then), the partitioner decides. Records on
     edges that the job no longer has are left out; the caller refuses the restore unless dropping state is allowed.
     """
     ordered = sorted(stored, key=lambda part: (part.edge, part.receiver, part.sender, part.output))
@@ -40,15 +41,22 @@ def redistribute_in_flight(stored: Iterable[InFlight],
 
 
 def _receivers(part: InFlight, shape: EdgeShape) -> dict[int, list[Records]]:
-    if shape.parallelism == shape.old_parallelism:
+    if not part.receivers and shape.parallelism == shape.old_parallelism:
         return {part.receiver: list(part.batches)}
     if shape.partitioner.broadcast:
         # A new subtask takes the broadcast state of old subtask (i mod old), so it takes that one's records as well.
-        return {new: list(part.batches) for new in range(shape.parallelism)
-                if new % shape.old_parallelism == part.receiver}
+        layouts = part.receivers or (shape.old_parallelism,)
+        return {new: list(part.batches) for new in range(shape.parallelism) if _origin(new, layouts) == part.receiver}
     routed: dict[int, list[Records]] = defaultdict(list)
     for batch in part.batches:
         for receiver, records in shape.partitioner.reroute(batch, (part.sender, part.receiver), shape.parallelism):
             if len(records):
                 routed[receiver].append(records)
     return routed
+
+
+def _origin(subtask: int, layouts: Sequence[int]) -> int:
+    """The subtask at the checkpoint whose broadcast state a subtask of the restored job has, through every re-cut."""
+    for parallelism in reversed(layouts):
+        subtask %= parallelism
+    return subtask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checkpoint.dataflow.chain import edge_id, partitioner_of
 from checkpoint.dataflow.graph import Exchange, Node
@@ -139,7 +139,7 @@ class Restorer:
         receiver, mark, twin = target.rpartition("#")
         mapping = self._options.uid_mapping
         edge = f"{mapping.get(uid, uid)}{colon}{tag}->{mapping.get(receiver, receiver)}{mark}{twin}"
-        return InFlight(edge, part.sender, part.receiver, part.batches, part.output)
+        return replace(part, edge=edge)
 
     def _shapes(self) -> dict[str, EdgeShape]:
         flow, shapes = self._plan.flow, dict[str, EdgeShape]()

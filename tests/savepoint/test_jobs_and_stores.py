@@ -11,8 +11,7 @@ import pytest
 
 import savepoint
 from checkpoint import CheckpointSettings, CollectSink, Dataflow, GeneratorSource, KeyedProcessFunction, start
-from checkpoint.storage.metadata import CheckpointMetadata
-from statebackend import InvalidRequest, ValueStateDescriptor, key_group_of
+from statebackend import ValueStateDescriptor, key_group_of
 
 
 class Count(KeyedProcessFunction):
@@ -59,41 +58,6 @@ def test_a_running_job_writes_an_open_savepoint_and_restores_from_it_at_another_
     after = totals(done.checkpoint)
     before["k1"] = 10**6
     assert after == {key: before.get(key, 0) + 10 for key in (f"k{number}" for number in range(40))}
-
-
-def with_in_flight(path: Path) -> None:
-    """Give the first subtask records in flight, as an unaligned checkpoint has them."""
-    metadata = CheckpointMetadata.from_bytes((path / "_metadata").read_bytes())
-    from dataclasses import replace
-
-    import xxhash
-
-    from statebackend import StateFile
-
-    data = b"\x01\x90"
-    (path / "flight").write_bytes(data)
-    file = StateFile("flight", len(data), xxhash.xxh3_128_hexdigest(data))
-    entry = metadata.operators[0]
-    first = replace(entry.subtasks[0], in_flight=file)
-    changed = replace(metadata, unaligned=True, operators=(replace(entry, subtasks=(first, *entry.subtasks[1:])),))
-    (path / "_metadata").write_bytes(changed.to_bytes())
-
-
-def test_records_in_flight_are_carried_along_and_never_re_cut(small_job, tmp_path) -> None:
-    native = small_job("flying").native()
-    with_in_flight(native)
-    savepoint.convert_savepoint(native, tmp_path / "sp")
-    patch = [{"op": "set", "operator": "count", "state": "total", "key": "a", "value": 1}]
-    with savepoint.Edit(tmp_path / "sp", patch) as edit:
-        edit.write(tmp_path / "edited")
-    savepoint.convert_savepoint(tmp_path / "edited", tmp_path / "native", format="native")
-    for path in (tmp_path / "sp", tmp_path / "edited", tmp_path / "native"):
-        with savepoint.open(path) as opened:
-            [flight] = [subtask.in_flight for subtask in opened.entry("count").subtasks if subtask.in_flight is not None]
-            assert opened.source.read(flight) == b"\x01\x90"
-            assert opened.metadata.unaligned
-    with pytest.raises(InvalidRequest, match="in flight"):
-        savepoint.rescale_savepoint(tmp_path / "sp", tmp_path / "new", parallelism=5)
 
 
 def test_a_savepoint_goes_to_s3_and_back(open_savepoint_path, s3_root, tmp_path, rows_of) -> None:

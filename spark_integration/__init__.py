@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from spark_integration.datasource import register
     from spark_integration.importing import import_state
     from spark_integration.query_savepoints import open_epoch, restore_query, rewind, savepoint
+    from spark_integration.runtime import SparkRuntime
     from spark_integration.session import require_spark, spark_session
     from spark_integration.transform import stateful
     from spark_integration.watching import watch
 
-__all__ = ["aggregate", "by_key_group", "import_state", "open_epoch", "register", "require_spark", "restore_query",
-           "rewind", "savepoint", "spark_session", "stateful", "watch"]
+__all__ = ["SparkRuntime", "aggregate", "by_key_group", "import_state", "open_epoch", "register", "require_spark",
+           "restore_query", "rewind", "savepoint", "spark_session", "stateful", "watch"]
 
 _HOME = {
     "aggregation": ["aggregate"],
@@ -27,6 +28,7 @@ _HOME = {
     "datasource": ["register"],
     "importing": ["import_state"],
     "query_savepoints": ["open_epoch", "restore_query", "rewind", "savepoint"],
+    "runtime": ["SparkRuntime"],
     "session": ["require_spark", "spark_session"],
     "transform": ["stateful"],
     "watching": ["watch"],

@@ -35,8 +35,9 @@ def spark_session(master: str = "local[2]", app_name: str = "holdfast", **config
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName(app_name)
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2",
-                "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
                 "spark.sql.python.filterPushdown.enabled": "true"}
+    if master.startswith("local"):  # executors of a cluster reach the driver by the address that Spark finds
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     settings.update({name.replace("__", "."): _text(value) for name, value in config.items()})
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -52,7 +52,12 @@ def run(
         "--tolerable-failures", help="Failed checkpoints in a row that the job survives; one more restarts it.")] = 0,
     retained: Annotated[int, typer.Option("--retained", help="Completed checkpoints to keep.")] = 1,
     savepoint_dir: Annotated[str | None, typer.Option("--savepoint-dir", help="Default folder of savepoints.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", help="Worker processes of the process runtime.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Worker processes, or Spark tasks, to spread subtasks "
+                                                                   "over.")] = None,
+    master: Annotated[str | None, typer.Option("--master", help="Spark's master, for --runtime spark: local[4], "
+                                                                "spark://host:7077, ...")] = None,
+    conf: Annotated[list[str] | None, typer.Option(
+        "--conf", metavar="NAME=VALUE", help="A Spark setting, for --runtime spark; repeatable.")] = None,
     unfenced: Annotated[bool, typer.Option("--unfenced", help="Accept a store without conditional create.")] = False,
     service: Annotated[str | None, typer.Option("--service", envvar="HOLDFAST_SERVICE",
                                                 help="URL of the service to report to.")] = None,
@@ -67,6 +72,7 @@ def run(
       holdfast run job.py:flow --checkpoint-dir checkpoints/
       holdfast run job.py:flow --checkpoint-dir checkpoints/ --restore latest --parallelism 4
       holdfast run job.py:flow --checkpoint-dir s3://bucket/checkpoints --backend rocksdb --runtime processes
+      holdfast run job.py:flow --checkpoint-dir s3://bucket/checkpoints --runtime spark --master spark://host:7077
     """
     from checkpoint.protocol.settings import CheckpointSettings
     from checkpoint.runtime.loading import load_flow, shadowed, split_reference
@@ -85,7 +91,10 @@ def run(
         "allow_non_restored_state": allow_non_restored_state, "unfenced": unfenced,
         "job_id": os.environ.get("HOLDFAST_JOB_ID")}
     if runtime == "spark":
-        handle = _start_on_spark(flow, job, arguments)
+        from spark_integration import SparkRuntime
+
+        place = SparkRuntime(master=master, config=dict(pair_of(item, "a Spark setting is NAME=VALUE") for item in conf or []))
+        handle = place.start(flow, workers=workers, claim=claim, **arguments)
     else:
         from checkpoint.runtime.job import start
 
@@ -117,18 +126,12 @@ def parallelism_of(given: list[str]) -> dict[str, int]:
     return chosen
 
 
-def pair_of(item: str) -> tuple[str, str]:
-    """Old and new uid of `OLD=NEW`."""
+def pair_of(item: str, rule: str = "a mapping of uids is OLD=NEW") -> tuple[str, str]:
+    """Both sides of `OLD=NEW`."""
     old, equals, new = item.partition("=")
     if not equals or not old or not new:
-        raise InvalidRequest("a mapping of uids is OLD=NEW", found=item)
+        raise InvalidRequest(rule, found=item)
     return old, new
-
-
-def _start_on_spark(_flow: Any, _job: str, _arguments: dict[str, Any]) -> JobHandle:
-    raise InvalidRequest("this release does not run whole flows on Spark yet",
-                         hint="use --runtime threads or processes, or put the same function into a Structured Streaming "
-                              "query with spark_integration.stateful")
 
 
 def _reporting(handle: JobHandle, service: str | None) -> Any:

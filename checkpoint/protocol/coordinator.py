@@ -56,6 +56,7 @@ from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.protocol.statistics import CheckpointRecord, CheckpointStatistics
 from checkpoint.protocol.steady_time import SteadyTime
 from checkpoint.runtime.contracts import Barrier, CheckpointOptions
+from checkpoint.storage.registry import retention
 from statebackend.errors import Closed, Conflict, HoldfastError, InvalidRequest, Unavailable
 
 RESEND_MS = 1000
@@ -101,7 +102,7 @@ class Coordinator:
         self._last_end: int | None = None
         self._retry_last_at: int | None = None
         self._failures = 0
-        self._needs_full = False
+        self._needs_full = self._may_discard = False
         self._last: Completed | None = None
         self._outcome: Outcome | None = None
         self._last_requests: list[str] = []
@@ -126,6 +127,7 @@ class Coordinator:
         self._actions = []
         self._handlers[type(event)](event)  # type: ignore[operator]
         self._run_due()
+        self._discard_surplus()
         return self._actions
 
     @property
@@ -348,7 +350,7 @@ class Coordinator:
         ends = pending.options.stop or (pending.all_ended and not pending.is_savepoint and
                                         not self._savepoint_in_progress())
         if not pending.is_savepoint:
-            self._failures, self._needs_full = 0, False
+            self._failures, self._needs_full, self._may_discard = 0, False, True
             self._completed.append(completed)
         if ends or not pending.is_savepoint:
             for older in [other for other in self._pending.values() if other.id < pending.id and
@@ -362,7 +364,6 @@ class Coordinator:
             self._actions.append(NotifyCompleted(pending.id))
         if pending.request_id is not None and not ends:
             self._actions.append(CompleteRequest(pending.request_id, pending.id, completed.path))
-        self._discard_surplus()
 
     def _end_with(self, pending: PendingCheckpoint, completed: Completed) -> None:
         for other in list(self._pending.values()):
@@ -375,10 +376,17 @@ class Coordinator:
         self._actions.append(NotifyCompleted(pending.id, last=True))
 
     def _discard_surplus(self) -> None:
-        surplus = []
-        while len(self._completed) > self.settings.retained:
-            surplus.append(self._completed.popleft().checkpoint_id)
+        """Drop what is beyond the retained count, but nothing that a checkpoint in progress may refer to.
+
+        A subtask builds its incremental snapshot on the newest checkpoint that it knows to be complete, which need not be
+        the newest there is: its own notice may still be on the way.
+        """
+        if not self._may_discard or len(self._completed) <= self.settings.retained:
+            return  # nothing is deleted before this run has completed a checkpoint of its own
+        in_use = frozenset[int]().union(*(pending.builds_on for pending in self._pending.values()))
+        surplus = retention(self.retained, self.settings.retained, in_use=in_use).drop
         if surplus:
+            self._completed = deque(kept for kept in self._completed if kept.checkpoint_id not in surplus)
             self._discard(surplus)
 
     def _discard(self, checkpoint_ids: Iterable[int]) -> None:
@@ -540,6 +548,8 @@ class Coordinator:
         pending = PendingCheckpoint(barrier, set(self._subtasks), record, started_ms=now, request_id=request_id,
                                     timeout_ms=self.settings.timeout_ms, late_after_ms=self._late_after())
         pending.triggered |= self._sources | self._ended
+        if not pending.is_savepoint and not options.full:
+            pending.builds_on = frozenset(self.retained)
         self._pending[pending.id] = pending
         self._retry_last_at = None
         if not pending.is_savepoint:

@@ -17,6 +17,8 @@ class PendingCheckpoint:
         self.missing, self.record, self.request_id = missing, record, request_id
         self.total = len(missing)
         self.triggered: set[SubtaskId] = set()
+        self.builds_on: frozenset[int] = frozenset()
+        """Completed checkpoints whose files it may refer to."""
         self.snapshots: dict[SubtaskId, SubtaskSnapshot] = {}
         self.deadline_ms = started_ms + timeout_ms
         self.ask_at_ms: int | None = started_ms + late_after_ms * 9 // 10

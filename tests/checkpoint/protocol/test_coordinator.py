@@ -152,6 +152,43 @@ def test_surplus_checkpoints_are_discarded_after_a_newer_one_is_published():
     assert story.coordinator.retained == (2, 3)
 
 
+def test_a_completed_checkpoint_stays_as_long_as_one_in_progress_may_build_on_it():
+    story = Story(max_concurrent=2)
+    story.tick(100)
+    story.complete(1)
+    story.tick(100)
+    story.tick(100)
+    assert story.coordinator.in_progress == (2, 3)
+    assert not [action for action in story.complete(2) if isinstance(action, DiscardCompleted)]
+    assert story.coordinator.retained == (1, 2)
+    assert DiscardCompleted((1, 2)) in story.complete(3)
+
+
+def test_what_a_given_up_checkpoint_built_on_goes():
+    story = Story(max_concurrent=2)
+    story.tick(100)
+    story.complete(1)
+    story.tick(100)
+    story.tick(100)
+    story.complete(2)
+    story.tell(Decline(ALL[3], 3, "its disk is full"))
+    assert DiscardCompleted((1,)) in story.actions
+    assert story.coordinator.retained == (2,)
+
+
+def test_a_full_checkpoint_or_a_savepoint_in_progress_holds_nothing_back():
+    story = Story(max_concurrent=3)
+    story.tick(100)
+    story.complete(1)
+    story.tell(TriggerCheckpoint("full", full=True))
+    story.tell(TriggerSavepoint("savepoint"))
+    story.tick(100)
+    assert story.coordinator.in_progress == (2, 3, 4)
+    assert not [action for action in story.complete(2) if isinstance(action, DiscardCompleted)]  # 4 builds on it
+    story.tell(Decline(ALL[3], 4, "its disk is full"))
+    assert DiscardCompleted((1,)) in story.actions
+
+
 def test_an_expired_checkpoint_tells_in_one_line_who_is_missing_and_why():
     story = Story()
     story.tick(100)

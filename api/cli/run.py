@@ -93,8 +93,8 @@ def run(
     if runtime == "spark":
         from spark_integration import SparkRuntime
 
-        place = SparkRuntime(master=master, config=dict(pair_of(item, "a Spark setting is NAME=VALUE") for item in conf or []))
-        handle = place.start(flow, workers=workers, claim=claim, **arguments)
+        config = dict(pair_of(item, "a Spark setting is NAME=VALUE") for item in conf or [])
+        handle = SparkRuntime(master=master, config=config).start(flow, workers=workers, claim=claim, **arguments)
     else:
         from checkpoint.runtime.job import start
 

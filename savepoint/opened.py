@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from checkpoint.storage.files import CheckpointSource
 from checkpoint.storage.metadata import CheckpointMetadata, OperatorEntry
@@ -27,6 +26,8 @@ from statebackend.schema import StateSchema
 from statebackend.types import StateType, state_type_from_json
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
     from savepoint.inflight import Channel
 
 
@@ -71,6 +72,7 @@ class Savepoint:
 
     def __init__(self, url: str, metadata: CheckpointMetadata, source: CheckpointSource) -> None:
         self.url, self.metadata, self.source = url, metadata, source
+        self._handles: dict[str, list[KeyedHandle]] = {}
 
     # -- what is in it
 
@@ -101,8 +103,10 @@ class Savepoint:
 
     def handles(self, uid: str) -> list[KeyedHandle]:
         """The keyed handles of an operator in order of key groups."""
-        handles = [handle for subtask in self.entry(uid).subtasks for handle in subtask.keyed]
-        return sorted(handles, key=lambda handle: handle.key_groups.first)
+        if uid not in self._handles:
+            handles = [handle for subtask in self.entry(uid).subtasks for handle in subtask.keyed]
+            self._handles[uid] = sorted(handles, key=lambda handle: handle.key_groups.first)
+        return self._handles[uid]
 
     def schema(self, uid: str, state: str) -> StateSchema:
         """The schema of a keyed state or of timers."""

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from savepoint.format import COMPRESSION, COMPRESSION_LEVEL, KEY, LARGEST_KEYS, MAX_ROWS, MIN_ROWS, PART_ROWS
 from savepoint.values import to_plain
@@ -152,6 +151,8 @@ class _Part:
     """One Parquet file being written."""
 
     def __init__(self, file: FileWriter, schema: pa.Schema, key_groups: KeyGroupRange) -> None:
+        import pyarrow.parquet as pq  # inspection needs this module, and should not wait for Parquet
+
         self.key_groups, self.last_group = key_groups, key_groups.first
         self._file = file
         self._sink = WritableFile(file)

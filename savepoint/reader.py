@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.fs as fs
-import pyarrow.parquet as pq
 
 from savepoint.columns import StateLayout
 from savepoint.format import BATCH_ROWS, KEY_GROUP, OPEN_VERSION
@@ -24,6 +21,10 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.operator_state import OperatorStateSnapshot
 from statebackend.schema import StateSchema
 from statebackend.types import state_type_from_json
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
 
 READ_BYTES = 64 << 20
 """Row groups are read together up to about so many uncompressed bytes."""
@@ -159,6 +160,9 @@ def may_hold(parquet: pq.ParquetFile, index: int, layout: StateLayout, row_group
 
 def _ruled_in(stream: Any, wanted: list[int], where: ds.Expression) -> list[int]:
     """The row groups that their statistics do not rule out."""
+    import pyarrow.dataset as ds  # takes long to import, and brings pandas along; most look-ups need neither
+    import pyarrow.fs as fs
+
     form = ds.ParquetFileFormat()
     fragment = form.make_fragment(stream, filesystem=fs.LocalFileSystem(), row_groups=wanted) \
         if isinstance(stream, str) else form.make_fragment(pa.PythonFile(stream, mode="r"), row_groups=wanted)
@@ -181,6 +185,8 @@ def _chunks(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[list[int
 
 def open_parquet(stream: Any) -> pq.ParquetFile:
     """A Parquet file from a path (mapped) or a stream."""
+    import pyarrow.parquet as pq  # inspection reads no file, and should not wait for this
+
     return pq.ParquetFile(stream, memory_map=isinstance(stream, str), pre_buffer=not isinstance(stream, str))
 
 

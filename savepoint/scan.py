@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from savepoint.columns import StateLayout
 from savepoint.format import KEY, KEY_GROUP, OPEN_FORMAT
@@ -22,6 +21,8 @@ from statebackend.schema import StateSchema
 from statebackend.types import StateType, state_type_from_json
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+
     from savepoint.opened import Savepoint
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 64
+_LARGEST = 16
 SKEWED = 1.5
 """A subtask with so many times the average of rows is pointed at."""
 
@@ -104,11 +105,15 @@ def _show_spread(console: Any, operator: dict[str, Any]) -> None:
     console.print(f"rows by key group  {spark_line(counts)}")
     subtasks = operator["subtasks"]
     average = sum(item["rows"] for item in subtasks) / max(1, len(subtasks))
-    for item in subtasks:
-        bar = "█" * round(30 * item["rows"] / max(1, max(other["rows"] for other in subtasks)))
+    top = max(1, max(item["rows"] for item in subtasks))
+    shown = subtasks if len(subtasks) <= _WIDTH else sorted(subtasks, key=lambda item: -item["rows"])[:_LARGEST]
+    for item in shown:
+        bar = "█" * round(30 * item["rows"] / top)
         skew = f"  [yellow]{item['rows'] / average:.1f}x the average[/yellow]" if average and \
             item["rows"] > SKEWED * average and len(subtasks) > 1 else ""
         console.print(f"  subtask {item['subtask']:>3}  {bar:<30} {item['rows']:>12,} rows  {out.size(item['bytes'])}{skew}")
+    if len(shown) < len(subtasks):
+        console.print(f"  the largest {len(shown)} of {len(subtasks):,} subtasks; -o json has all")
 
 
 def spark_line(counts: list[int]) -> str:

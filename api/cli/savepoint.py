@@ -61,10 +61,13 @@ def inspect(
       holdfast savepoint inspect sp/
       holdfast savepoint inspect sp/ --operator count --key-groups -o csv
     """
+    import gc
+
     import savepoint
     from api.cli.inspection import describe, show_description
 
     with savepoint.open(path) as opened:
+        gc.freeze()  # metadata can be a million objects that stay to the end: no collection needs to walk them
         if operator is not None:
             opened.entry(operator)
         if key_groups:

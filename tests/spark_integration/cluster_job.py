@@ -1,8 +1,10 @@
 """A streaming query in a process of its own, on the master it is told, with a fault that it brings about once.
 
-    python cluster_job.py '{"master": ..., "folder": ..., "fault": ..., "runs": [[files, parallelism], ...], "conf": {...}}'
+    python cluster_job.py '{"master": ..., "folder": ..., "fault": ..., "runs": [[files, parallelism], ...], "conf": {...},
+                            "checkpoint": ...}'
 
-Each run reads the input there is by then: so many files of `later/` are moved to `in/` before it.
+Each run reads the input there is by then: so many files of `later/` are moved to `in/` before it. What Spark tells
+about the query goes to `told.txt`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +78,19 @@ def session_of(spec: dict[str, Any]) -> Any:
     return builder.getOrCreate()
 
 
-def run(spark: Any, folder: Path, fault: str, parallelism: int | None) -> None:
+def run(spark: Any, spec: dict[str, Any], parallelism: int | None) -> None:
+    folder = Path(spec["folder"])
     stream = spark.readStream.schema("user string, amount bigint").option("maxFilesPerTrigger", "1").parquet(
         str(folder / "in"))
-    out = stateful(stream, key="user", function=Count(fault, str(folder)), output="user string, n bigint", uid="count",
-                   checkpoint=str(folder / "state"), parallelism=parallelism)
+    out = stateful(stream, key="user", function=Count(spec["fault"], str(folder)), output="user string, n bigint",
+                   uid="count", checkpoint=spec.get("checkpoint", str(folder / "state")), parallelism=parallelism)
     query = out.writeStream.format("parquet").option("path", str(folder / "out")).option(
         "checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start()
     query.awaitTermination()
+    with open(folder / "told.txt", "a") as told, redirect_stdout(told):
+        out.explain(True)
+        query.explain(True)
+        print(query.recentProgress)
 
 
 def main(spec: dict[str, Any]) -> None:
@@ -91,7 +99,7 @@ def main(spec: dict[str, Any]) -> None:
     for files, parallelism in spec["runs"]:
         for path in sorted((folder / "later").iterdir())[:files]:
             path.rename(folder / "in" / path.name)
-        run(spark, folder, spec["fault"], parallelism)
+        run(spark, spec, parallelism)
     if spec["master"] == "connect":
         from spark_integration import register, savepoint
 

@@ -1,4 +1,5 @@
-"""Real executors in processes of their own: local-cluster, standalone workers on two addresses, Spark Connect."""
+"""Jobs in processes of their own, far from the driver's folder and Python: local-cluster, standalone workers on two
+addresses, Spark Connect, state on S3."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_integration import open_epoch
 from spark_integration.packing import pack
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 JOB = Path(__file__).parent / "cluster_job.py"
 ROOT = JOB.parents[2]
+SECRET = "test-very-secret-key"
 # JVMs that live for seconds would spend most of them compiling.
 JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
@@ -90,6 +93,29 @@ def test_spark_connect_runs_a_stateful_query_and_reads_its_savepoint(users: list
     run_job({"master": "connect", "folder": str(tmp_path), "fault": "nothing", "runs": [[3, 2], [2, None]]})
     assert sunk(tmp_path) == every_count(users)
     assert json.loads((tmp_path / "stored.json").read_text()) == Counter(users)
+
+
+def test_a_query_keeps_its_state_on_s3_and_its_secrets_to_itself(
+        users: list[str], tmp_path: Path, s3_root: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the environment tells the endpoint or the credentials: only `fs.s3a.*` does."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "events").mkdir()
+    url = f"{s3_root.replace('s3://', 's3a://')}/jobs/clicks"
+    run_job({"master": "local[2]", "folder": str(tmp_path), "fault": "nothing", "runs": [[3, 2], [2, 3]],
+             "checkpoint": url, "conf": {
+                 "spark.hadoop.fs.s3a.endpoint": s3_server, "spark.hadoop.fs.s3a.access.key": "test-key-id",
+                 "spark.hadoop.fs.s3a.secret.key": SECRET, "spark.eventLog.enabled": "true",
+                 "spark.eventLog.dir": str(tmp_path / "events"), "spark.eventLog.compress": "false"}})
+    assert sunk(tmp_path) == every_count(users)
+    storage = {"endpoint_url": s3_server, "key": "test-key-id", "secret": SECRET}
+    with open_epoch(url, storage=storage) as live:
+        assert sum(live.read("count", "count").read_all()["value"].to_pylist()) == len(users)
+
+    told = [tmp_path / "told.txt", tmp_path / "log", *(path for path in (tmp_path / "events").rglob("*") if path.is_file())]
+    assert any("MapInArrow" in path.read_text(errors="replace") for path in told[2:]), "the event log holds the plan"
+    for path in told:
+        assert SECRET not in path.read_text(errors="replace"), path
 
 
 @contextmanager

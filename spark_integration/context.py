@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from checkpoint.dataflow.functions import OutputTag, ProcessContext, SnapshotContext, Timers
+from spark_integration.kept import Kept, can_keep, can_keep_keys
 from statebackend.backend import KeyedBackend
 from statebackend.clock import Clock
 from statebackend.descriptors import MapStateDescriptor, StateDescriptor
@@ -53,12 +54,21 @@ class TaskContext(ProcessContext, SnapshotContext):
         self.is_restored = restored_checkpoint_id is not None
         self.keyed = keyed
         self.in_broadcast = False
+        self.kept: Kept | None = None
+        """Where value states are held while a chunk of records is processed; None where nobody does that."""
         self._operator_state = operator_state
         self._timers = TaskTimers(keyed, clock)
         self._output = output
 
     def state(self, descriptor: StateDescriptor) -> State:
+        if self.kept is not None and can_keep(descriptor):
+            return self.kept.state(descriptor)
         return self.keyed.state(descriptor)
+
+    def keep_values(self) -> None:
+        """From now on hold value states chunk by chunk, if the key allows it."""
+        if can_keep_keys(self.keyed.key_type):
+            self.kept = Kept(self.keyed)
 
     @property
     def operator_state(self) -> OperatorStateStore:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 from checkpoint.dataflow.functions import CheckpointedFunction, Function
 from spark_integration.context import TaskContext
+from spark_integration.kept import Chunk, Cursor
 from spark_integration.rows import OutputBuilder, column_values, rows_of, shorten
 from statebackend.errors import HoldfastError, InvalidRequest
 from statebackend.ttl import TimeDomain
 
 _TIMERS_AT_ONCE = 1000
+_KEEP_ROWS = 64
+"""Chunks of fewer rows are not worth telling keys apart first."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class FunctionOperator(Operator):
 
     def open(self, context: TaskContext, output: OutputBuilder) -> None:
         self._context, self._output, self._keyed = context, output, context.keyed
+        if not self._vectorised:
+            context.keep_values()
         if isinstance(self._function, CheckpointedFunction):
             self._function.initialize_state(context)
         self._call(lambda: self._function.open(context), "open", None, None)
@@ -83,10 +89,23 @@ class FunctionOperator(Operator):
     def process(self, rows: pa.Table) -> list[pa.RecordBatch]:
         if self._vectorised:
             return self._process_batch(rows)
-        done: list[pa.RecordBatch] = []
+        return self._process_chunk(rows)
+
+    def _process_chunk(self, rows: pa.Table) -> list[pa.RecordBatch]:
+        """Record by record; values of the chunk's keys are read and written at once, where the context keeps them."""
+        kept, done, begin = self._context.kept, list[pa.RecordBatch](), 0
+        if not kept or rows.num_rows < _KEEP_ROWS:
+            for batch in rows.to_batches():
+                self._process_records(batch, Cursor(), repeat(0))
+                done += self._output.flush()
+            return done
+        chunk = Chunk(rows, self._columns.keys, self._keyed.key_type)
+        kept.begin(chunk)
         for batch in rows.to_batches():
-            self._process_records(batch)
+            self._process_records(batch, kept.cursor, chunk.codes[begin:begin + batch.num_rows])
             done += self._output.flush()
+            begin += batch.num_rows
+        self._call(kept.end, "process", None, None)
         return done
 
     def _process_batch(self, rows: pa.Table) -> list[pa.RecordBatch]:
@@ -100,26 +119,24 @@ class FunctionOperator(Operator):
                                  found=type(result).__name__)
         return [*self._output.add_table(result), *self._output.flush()]
 
-    def _process_records(self, batch: pa.RecordBatch) -> None:
-        context, keyed, process = self._context, self._keyed, self._process_function()
-        context.time_domain = None
-        set_key, extend = keyed.set_current_key, self._output.records.extend
-        keys = self._keys(batch)
-        times = self._event_times(batch)
+    def _process_records(self, batch: pa.RecordBatch, cursor: Cursor, slots: Iterable[int]) -> None:
+        context, process = self._context, self._process_function()
+        context.time_domain = context.timestamp = None
+        set_key, extend = self._keyed.set_current_key, self._output.records.extend
+        keys, rows, times = self._keys(batch), rows_of(batch, self._columns.records), self._event_times(batch)
         key = record = None
         try:
             if times is None:
-                context.timestamp = None
-                for key, record in zip(keys, rows_of(batch, self._columns.records)):
+                for key, cursor.slot, record in zip(keys, slots, rows):
                     set_key(key)
                     context.key = key
                     result = process(record, context)
                     if result is not None:
                         extend(result)
                 return
-            for key, record, time in zip(keys, rows_of(batch, self._columns.records), times):
+            for key, cursor.slot, record, context.timestamp in zip(keys, slots, rows, times):
                 set_key(key)
-                context.key, context.timestamp = key, time
+                context.key = key
                 result = process(record, context)
                 if result is not None:
                     extend(result)

@@ -23,7 +23,7 @@ from statebackend.durations import duration_ms, size_bytes
 from statebackend.errors import InvalidRequest
 
 GATHER_ROWS = 200_000
-"""Rows handed to a vectorised function at once."""
+"""Rows handed to an operator at once."""
 TABLE_BYTES = 64 << 20
 """What a broadcast table may hold."""
 
@@ -60,8 +60,6 @@ def stateful(df: Any, *, key: str | Sequence[str], function: Any, output: Any, u
     if not isinstance(function, Function):
         raise InvalidRequest("function must be a KeyedProcessFunction object", found=type(function).__name__,
                              hint="pass an instance, not the class")
-    vectorised = getattr(function, "process_batch", None) is not None
-
     def make(columns: Columns) -> Operator:
         return FunctionOperator(function, columns)
 
@@ -69,7 +67,7 @@ def stateful(df: Any, *, key: str | Sequence[str], function: Any, output: Any, u
                  checkpoint=checkpoint, parallelism=parallelism, max_parallelism=max_parallelism, backend=backend,
                  backend_options=backend_options, watermark=watermark, order_by=order_by, side_outputs=side_outputs,
                  broadcast=broadcast, idle_tick=idle_tick, retain=retain, epoch=epoch, start_empty=start_empty,
-                 isolate=isolate, storage=storage, unfenced=unfenced, gather_rows=GATHER_ROWS if vectorised else 0)
+                 isolate=isolate, storage=storage, unfenced=unfenced, gather_rows=GATHER_ROWS)
 
 
 def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_name: str, output: Any, uid: str,

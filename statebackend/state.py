@@ -76,6 +76,14 @@ class ValueState(State, Generic[V]):
     def update_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Set the value of each key; of repeated keys the last wins; a null clears unless the type is Optional."""
 
+    def get_values(self, keys: pa.Array) -> list[V | None]:
+        """As `value_many`, as Python values; None or the default where there is none."""
+        return self.descriptor.value_type.from_arrow(self.value_many(keys))
+
+    def put_values(self, keys: pa.Array, values: list[V | None]) -> None:
+        """As `update_many` with Python values, for a type that is not Optional: None clears."""
+        self.update_many(keys, self.descriptor.value_type.to_arrow(values))
+
 
 class ListState(State, Generic[V]):
     @abstractmethod

@@ -94,7 +94,7 @@ def incoming(kind: StateType, limit: int) -> Callable[[Any], Any]:
     """
     check, encode, decode = kind.check, kind.encode, kind.decode
     item = kind.item if isinstance(kind, OptionalType) else kind
-    if type(item) in (IntType, BoolType) or (kind.fixed_value_width is not None and is_direct(kind)):
+    if _is_exact(item) or (kind.fixed_value_width is not None and is_direct(kind)):
         def as_is(value: Any) -> Any:
             check(value)
             return value
@@ -119,6 +119,11 @@ def incoming(kind: StateType, limit: int) -> Callable[[Any], Any]:
             _require_small(len(data), limit)
         return decode(data)
     return normal
+
+
+def _is_exact(kind: StateType) -> bool:
+    """Whether a checked value is what the codec would give back, and small: whole numbers, and tuples of them."""
+    return type(kind) in (IntType, BoolType) or (type(kind) is TupleType and all(map(_is_exact, kind.types)))
 
 
 def _require_small(size: int, limit: int) -> None:

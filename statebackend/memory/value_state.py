@@ -62,9 +62,27 @@ class MemoryValueState(TableState, ValueState[Any]):
                 else:
                     delta[slot] = value
 
+    def get_values(self, keys: pa.Array) -> list[Any]:
+        delta, default = self.delta, self.default
+        found = [delta[slot] for slot in self.slots_of(self.held_keys(keys))]
+        found = [default() if stored is MISSING else stored for stored in found]
+        return found if self._outgoing is None else [None if one is None else self._outgoing(one) for one in found]
+
+    def put_values(self, keys: pa.Array, values: list[Any]) -> None:
+        with self.batch(keys) as held:
+            column = [None if value is None else self._incoming(value) for value in values]
+            delta = self.delta
+            for slot, value in zip(self.slots_of(held), column):
+                if value is None:
+                    self.remove(slot)
+                else:
+                    delta[slot] = value
+
 
 class TtlValueState(MemoryValueState):
     """Values that expire: stored as (value, expires_at)."""
+
+    get_values, put_values = ValueState.get_values, ValueState.put_values
 
     def value(self) -> Any:
         self.touched()

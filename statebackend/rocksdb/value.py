@@ -48,6 +48,17 @@ class RocksValueState(FlatState, ValueState[Any]):
         prefixes = self._prefixes(keys)
         self._write_many(prefixes, encoded_column(self, values, len(prefixes)))
 
+    def get_values(self, keys: pa.Array) -> list[Any]:
+        decode = self._decode
+        return [None if data is None else decode(data) for data in self._read_many(self._prefixes(keys))]
+
+    def put_values(self, keys: pa.Array, values: list[Any]) -> None:
+        check, encode = self._check, self._encode
+        for value in values:
+            if value is not None:
+                check(value)
+        self._write_many(self._prefixes(keys), [None if value is None else encode(value) for value in values])
+
     def _merge(self, target: bytes, sources: list[bytes]) -> None:
         raise self._named(InvalidRequest("a value state can't be merged",
                                          hint="use a reducing, aggregating, list or map state"))
@@ -80,6 +91,15 @@ class RocksNumberState(RocksValueState):
         if type(held) is bytes:
             return self._number(held)
         return self.descriptor.default if held is None else held
+
+    def get_values(self, keys: pa.Array) -> list[Any]:
+        numbers = self.value_many(keys)
+        if numbers.null_count:
+            return numbers.to_pylist()  # type: ignore[no-any-return]
+        return numbers.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+
+    def put_values(self, keys: pa.Array, values: list[Any]) -> None:
+        self.update_many(keys, pa.array(values, self._type.arrow_type))
 
     def _number(self, data: bytes) -> Any:
         try:

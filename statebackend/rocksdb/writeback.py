@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -24,8 +24,6 @@ from statebackend.rocksdb.store import WRITE_CHUNK, Operation
 EVICT_ENTRIES = 4_000
 """Entries written at once when a state has too many dirty ones: a pause of some milliseconds."""
 LOG_ROWS = 4_000
-SORTED_AT_ONCE = 16_000
-"""Changes of one state that are sorted in one go: some milliseconds with the interpreter held."""
 Dirty = dict[bytes, Any]
 
 
@@ -242,26 +240,34 @@ def after(prefix: bytes) -> bytes:
 
 def _operations_of(contents: list[tuple[Table, Dirty]],
                    existing: Callable[[bytes], list[bytes]]) -> Iterator[Operation]:
-    """All changes as point operations in key order; sorted group by group, so that no sort takes long."""
-    if len(contents) == 1 and not contents[0][0].collection and len(contents[0][1]) <= SORTED_AT_ONCE:
-        table, dirty = contents[0]
-        keys = sorted(dirty)
-        yield from zip(keys, map(table.stored, map(dirty.__getitem__, keys)))
-        return
-    groups: dict[bytes, list[tuple[bytes, Table, Dirty]]] = {}
-    for table, dirty in contents:
-        for key in list(dirty):
-            groups.setdefault(key[:2], []).append((key, table, dirty))
-    for group in sorted(groups):
-        members = groups.pop(group)
-        operations: list[Operation] = []
-        for key, table, dirty in members:
+    """All changes as point operations in key order; sorted group by group, so that no sort takes long.
+
+    An entry key is the key group, then the state id: within a group the states follow one another.
+    """
+    ordered = sorted(contents, key=_state_id)
+    grouped = [_by_group(dirty) for _, dirty in ordered]
+    for group in sorted(set().union(*grouped)):
+        for (table, dirty), groups in zip(ordered, grouped):
+            keys = groups.pop(group, None)
+            if keys is None:
+                continue
             if table.collection:
-                operations.extend(_bucket_operations(key, dirty[key], existing))
+                yield from sorted([operation for key in keys for operation in
+                                   _bucket_operations(key, dirty[key], existing)], key=_first)
             else:
-                operations.append((key, table.stored(dirty[key])))
-        operations.sort(key=_first)
-        yield from operations
+                keys.sort()
+                yield from zip(keys, map(table.stored, map(dirty.__getitem__, keys)))
+
+
+def _by_group(dirty: Dirty) -> dict[bytes, list[bytes]]:
+    groups: defaultdict[bytes, list[bytes]] = defaultdict(list)
+    for key in list(dirty):
+        groups[key[:2]].append(key)
+    return groups
+
+
+def _state_id(content: tuple[Table, Dirty]) -> bytes:
+    return content[0].state_id
 
 
 def _nothing() -> None:

@@ -123,7 +123,7 @@ class KeyContext:
         """The entry keys of one state in the default namespace, by token."""
         if self._exact is not int or not is_int64(self.key_type):
             return EntryKeys(self._entry_key_maker(state_id))
-        return EntryKeys(self._int_entry_key_maker(state_id))
+        return self._int_entry_keys(state_id)
 
     def _entry_key_maker(self, state_id: bytes) -> Callable[[Any], bytes]:
         exact, encode = self._exact, self.encode
@@ -133,19 +133,25 @@ class KeyContext:
             return encoded[:2] + state_id + encoded[2:] + DEFAULT_NAMESPACE  # type: ignore[no-any-return]
         return make
 
-    def _int_entry_key_maker(self, state_id: bytes) -> Callable[[int], bytes]:
+    def _int_entry_keys(self, state_id: bytes) -> EntryKeys:
         """The same bytes as the general way gives, in a third of the time."""
         little, layout = struct.Struct("<q").pack, struct.Struct(">H2sQB").pack
         digest, seed, bias = hashing.hash_bytes, hashing.SEED, 1 << 63
-        modulo, first, last = self.max_parallelism, self.key_groups.first, self.key_groups.last
+        modulo, first, last, foreign = self.max_parallelism, self.key_groups.first, self.key_groups.last, self.foreign
 
-        def make(key: int) -> bytes:
-            unsigned = digest(little(key), seed)
-            group = (unsigned - (1 << 64) if unsigned >= bias else unsigned) % modulo
-            if not first <= group <= last:
-                raise self.foreign(key, group)
-            return layout(group, state_id, key + bias, 0)
-        return make
+        class IntEntryKeys(EntryKeys):
+            __slots__ = ()
+
+            def __missing__(self, key: int) -> bytes:
+                unsigned = digest(little(key), seed)
+                group = (unsigned - (1 << 64) if unsigned >= bias else unsigned) % modulo
+                if not first <= group <= last:
+                    raise foreign(key, group)
+                if len(self) >= KEY_CACHE:
+                    self.clear()
+                made = self[key] = layout(group, state_id, key + bias, 0)
+                return made
+        return IntEntryKeys(self._entry_key_maker(state_id))
 
     def prefixes(self, keys: Any, state_id: bytes, namespace: bytes | None = None) -> list[bytes]:
         """`key group | state id | key | namespace` of each row of a column of keys."""

@@ -1,7 +1,7 @@
 """One entry for each key and namespace: what value, reducing and aggregating state on RocksDB share.
 
-Dirty entries are held in one of three forms: None (removed), stored bytes, or, for numbers, the number itself (with
-its expiry as a pair where there is TTL), so that hot keys are neither encoded nor decoded.
+Dirty entries are held in one of three forms: None (removed), stored bytes, or, for numbers without TTL, the number
+itself, so that hot keys are neither encoded nor decoded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from statebackend.codecs.scalars import FloatType, IntType
-from statebackend.entries import pack_time
 from statebackend.errors import HoldfastError, InvalidRequest
 from statebackend.rocksdb.base import MISSING, TIME_WIDTH, RocksState
 from statebackend.rocksdb.context import optional_bytes_of
@@ -30,11 +29,7 @@ class FlatState(RocksState):
         self._exact: type = kind.python_type if self.is_number and kind.python_type is not None else bytes
 
     def stored(self, held: Any) -> bytes | None:
-        if held is None or type(held) is bytes:
-            return held
-        if self._expiry is None:
-            return self._encode(held)
-        return pack_time(held[1]) + self._encode(held[0])
+        return held if held is None or type(held) is bytes else self._encode(held)
 
     # -- one entry
 

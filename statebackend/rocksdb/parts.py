@@ -45,6 +45,13 @@ class Parts:
         store = self.only
         return store.get(key) if store is not None else self.store_of(key).get(key)
 
+    def serve(self, overlay: type[dict[bytes, Any]]) -> None:
+        """Let dicts of this class find what they lack in the databases."""
+        if self.only is not None:
+            self.only.serve(overlay)
+        else:
+            overlay.__missing__ = self.get  # type: ignore[attr-defined]
+
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The values of many sorted keys."""
         if self.only is not None:

@@ -149,6 +149,7 @@ class Store:
         without_log.disable_wal = True
         self._database.set_write_options(without_log)
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
+        self._overlays: weakref.WeakSet[type[dict[bytes, Any]]] = weakref.WeakSet()
         self.get: Callable[[bytes], bytes | None] = self._database.get
         """One value, or None; holds the interpreter lock. Replaced by a refusal after close and after a fork."""
         _live.add(self)
@@ -156,6 +157,16 @@ class Store:
     @property
     def closed(self) -> bool:
         return self._database is None
+
+    def serve(self, overlay: type[dict[bytes, Any]]) -> None:
+        """Let dicts of this class find what they lack here: the interpreter calls RocksDB with no Python in between."""
+        overlay.__missing__ = self.get  # type: ignore[attr-defined]
+        self._overlays.add(overlay)
+
+    def _refuse(self, refusal: Callable[[bytes], bytes | None]) -> None:
+        self.get = refusal
+        for overlay in self._overlays:
+            overlay.__missing__ = staticmethod(refusal)  # type: ignore[attr-defined]
 
     def _open(self) -> Any:
         if self._database is None:
@@ -261,7 +272,7 @@ class Store:
         database, self._database = self._database, None
         if database is None:
             return
-        self.get = _refuse_closed(self.path)
+        self._refuse(_refuse_closed(self.path))
         for scan in list(self._scans):
             scan.close()
         database.close()
@@ -276,7 +287,7 @@ class Store:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(scan._iterator))
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(scan._database))
                 scan.close()
-        self.get = _refuse_forked(self.path)
+        self._refuse(_refuse_forked(self.path))
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> int:
@@ -324,7 +335,9 @@ def _options(l0_trigger: int) -> Any:
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
     options.set_write_buffer_manager(memory.write_buffers)
-    options.set_write_buffer_size(min(64 << 20, max(1 << 20, memory.limit // 6)))
+    options.set_write_buffer_size(min(16 << 20, max(1 << 20, memory.limit // 6)))
+    options.set_memtable_prefix_bloom_ratio(0.1)
+    options.set_memtable_whole_key_filtering(True)
     options.set_max_background_jobs(2)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_level_zero_file_num_compaction_trigger(l0_trigger)

@@ -13,15 +13,13 @@ import pyarrow as pa
 from statebackend.clock import SystemClock
 from statebackend.codecs.scalars import FloatType, IntType
 from statebackend.descriptors import StateDescriptor
-from statebackend.entries import unpack_time
+from statebackend.entries import pack_time
 from statebackend.errors import HoldfastError, InvalidRequest
 from statebackend.rocksdb.base import TIME_WIDTH
 from statebackend.rocksdb.flat import FlatState, encoded_column
+from statebackend.rocksdb.writeback import Dirty
 from statebackend.state import ValueState
-from statebackend.ttl import NEVER, NO_TIME_YET, TimeDomain
-
-_TIME = struct.Struct(">Q")
-_time_from, _time_pack, _TIME_BIAS = _TIME.unpack_from, _TIME.pack, 1 << 63
+from statebackend.ttl import TimeDomain, expires_at
 
 
 class RocksValueState(FlatState, ValueState[Any]):
@@ -74,22 +72,33 @@ class RocksNumberState(RocksValueState):
         self._low: Any = kind.minimum if isinstance(kind, IntType) else -math.inf
         self._high: Any = kind.maximum if isinstance(kind, IntType) else math.inf
         layout = struct.Struct(_layout(kind))
-        self._unpack, self._unpack_from = layout.unpack, layout.unpack_from
-        self._only = self._engine.parts.only
+        self._unpack = layout.unpack
+        self._overlay: type[Dirty] = type("Overlay", (dict,), {"__slots__": ()})
+        self.layers_changed()
+        self._dirty = self.no_changes()
         # A 32-bit float must be checked for exactness, so it always takes the slow way.
         self._quick: type = int if whole else float if kind.fixed_value_width == 8 else bytes
+
+    def no_changes(self) -> Dirty:
+        return self._overlay()
+
+    def layers_changed(self) -> None:
+        """Subscripting the dirty entries goes on to what lies below them: no exception, and mostly no Python either."""
+        if self._frozen:
+            self._overlay.__missing__ = self._lookup  # type: ignore[attr-defined]
+        else:
+            self._engine.parts.serve(self._overlay)
 
     def value(self) -> Any:
         key = self._keys[self._context._token]
         if self._namespace is not None:
             key = key[:-1] + self._namespace
-        try:
-            held = self._dirty[key]
-        except KeyError:
-            store = self._only
-            held = store.get(key) if store is not None and not self._frozen else self._lookup(key)
+        held = self._dirty[key]
         if type(held) is bytes:
-            return self._number(held)
+            try:
+                return self._unpack(held)[0]
+            except struct.error:
+                return self._decode(held)  # which says what is wrong with the bytes
         return self.descriptor.default if held is None else held
 
     def get_values(self, keys: pa.Array) -> list[Any]:
@@ -100,12 +109,6 @@ class RocksNumberState(RocksValueState):
 
     def put_values(self, keys: pa.Array, values: list[Any]) -> None:
         self.update_many(keys, pa.array(values, self._type.arrow_type))
-
-    def _number(self, data: bytes) -> Any:
-        try:
-            return self._unpack(data)[0]
-        except struct.error:
-            return self._decode(data)  # which says what is wrong with the bytes
 
     def update(self, value: Any) -> None:
         key = self._keys[self._context._token]
@@ -130,10 +133,10 @@ class RocksNumberState(RocksValueState):
 
 
 class RocksTtlNumberState(RocksNumberState):
-    """The same with TTL; dirty entries hold (number, expiry), or stored bytes from batches.
+    """The same with TTL; dirty entries hold stored bytes, stamp and number, which is one call to make or to open.
 
-    While dirty, the expiry is in the unit of the clock that is read: seconds of the wall clock, which is one call into
-    C, or milliseconds of any other clock.
+    Stamps are compared as bytes. What they are compared with, and the stamp of an entry written now, change once a
+    millisecond and are kept until then.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -141,44 +144,44 @@ class RocksTtlNumberState(RocksNumberState):
         expiry, ttl = self._expiry, self.descriptor.ttl
         assert expiry is not None
         assert ttl is not None
+        # The wall clock is one call into C, in seconds; any other clock tells milliseconds.
         is_wall = type(self._context.clock) is SystemClock and ttl.time is TimeDomain.PROCESSING
         self._clock: Callable[[], float] = time.time if is_wall else expiry.now
         self._unit = 1000 if is_wall else 1
-        self._span: float = ttl.ttl_ms / 1000 if is_wall else ttl.ttl_ms
+        self._ttl_ms = ttl.ttl_ms
         self._updates_on_read = expiry.updates_on_read
+        layout = struct.Struct(f"<{TIME_WIDTH}s{_layout(self._type)[1:]}")
+        self._open, self._pack = layout.unpack, layout.pack
+        self._tick_begin: float = 0
+        self._tick_end: float = 0
+        self._stamp_now = self._stamp_written = b""
+
+    def _tick(self, now: float) -> None:
+        millis = int(now * self._unit)
+        self._stamp_now, self._stamp_written = pack_time(millis), pack_time(expires_at(millis, self._ttl_ms))
+        if self._unit == 1:  # no division: event time starts where a float can't tell milliseconds apart
+            self._tick_begin, self._tick_end = millis, millis + 1
+        else:
+            self._tick_begin, self._tick_end = millis / self._unit, (millis + 1) / self._unit
 
     def value(self) -> Any:
         key = self._keys[self._context._token]
         if self._namespace is not None:
             key = key[:-1] + self._namespace
-        try:
-            held = self._dirty[key]
-        except KeyError:
-            store = self._only
-            held = store.get(key) if store is not None and not self._frozen else self._lookup(key)
+        held = self._dirty[key]
         if held is None:
             return self.descriptor.default
-        if type(held) is bytes:
-            value, expires = self._unpacked(held)
-        else:
-            value, expires = held
-        if self._clock() >= expires:
+        if not self._tick_begin <= (now := self._clock()) < self._tick_end:
+            self._tick(now)
+        try:
+            stamp, value = self._open(held)
+        except struct.error:
+            stamp, value = held[:TIME_WIDTH], self._decode(held[TIME_WIDTH:])
+        if stamp <= self._stamp_now:
             return self._expired(key, value)
         if self._updates_on_read:
-            self._dirty[key] = value, self._renewed()
+            self._dirty[key] = self._pack(self._stamp_written, value)
         return value
-
-    def _renewed(self) -> float:
-        now = self._clock()
-        return now + self._span if now != NO_TIME_YET else NEVER
-
-    def _unpacked(self, data: bytes) -> tuple[Any, float]:
-        try:
-            value, expires = self._unpack_from(data, TIME_WIDTH)[0], _time_from(data)[0] - _TIME_BIAS
-        except struct.error:
-            value, expires = self._decode(data[TIME_WIDTH:]), unpack_time(data)
-        # Event time starts at the smallest number, where a float can't tell milliseconds apart: no division there.
-        return value, expires if self._unit == 1 else expires / 1000
 
     def _expired(self, key: bytes, value: Any) -> Any:
         assert self._expiry is not None
@@ -195,16 +198,15 @@ class RocksTtlNumberState(RocksNumberState):
                 self.clear()
                 return
             value = self._accepted(value)
-        dirty, now = self._dirty, self._clock()
-        dirty[key] = value, now + self._span if now != NO_TIME_YET else NEVER
+        if not self._tick_begin <= (now := self._clock()) < self._tick_end:
+            self._tick(now)
+        dirty = self._dirty
+        dirty[key] = self._pack(self._stamp_written, value)
         if len(dirty) >= self._limit:
             self._grown()
 
     def stored(self, held: Any) -> bytes | None:
-        if held is None or type(held) is bytes:
-            return held
-        expires = int(held[1] * self._unit)
-        return _time_pack((expires if expires < NEVER else NEVER) + _TIME_BIAS) + self._encode(held[0])
+        return held  # type: ignore[no-any-return]
 
 
 def _layout(kind: Any) -> str:

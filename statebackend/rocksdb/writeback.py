@@ -57,6 +57,13 @@ class Table:
         """The stored form of a change in a flat table."""
         return held  # type: ignore[no-any-return]
 
+    def no_changes(self) -> Dirty:
+        """What to hold changes in from now on."""
+        return {}
+
+    def layers_changed(self) -> None:
+        """A generation was frozen or settled: what lies below the dirty entries is another now."""
+
 
 class Generation:
     """What was dirty at a barrier, the log of the epoch that the barrier ended, and what to do once it is written."""
@@ -112,7 +119,8 @@ class WriteBack:
                 if table._dirty:
                     contents.append((table, table._dirty))
                     table._frozen = (*table._frozen, table._dirty)
-                    table._dirty, table._weight = {}, 0
+                    table._dirty, table._weight = table.no_changes(), 0
+                    table.layers_changed()
             generation = Generation(self._epoch, contents, self.log, capture)
             self._pending.append(generation)
         self.log = self._new_log(log_next)
@@ -165,6 +173,7 @@ class WriteBack:
         with self._swapping:
             for table, dirty in generation.contents:
                 table._frozen = tuple(layer for layer in table._frozen if layer is not dirty)
+                table.layers_changed()
         generation.settled = True
         release, generation.contents = generation.contents, []
         for _, dirty in release:
@@ -208,7 +217,7 @@ class WriteBack:
             self._write(operations, self.log)
         self.on_eviction()
         if len(oldest) == len(dirty):
-            table._dirty, table._weight = {}, 0
+            table._dirty, table._weight = table.no_changes(), 0
             return
         table._weight -= table._weight * len(oldest) // len(dirty)
         for key in oldest:

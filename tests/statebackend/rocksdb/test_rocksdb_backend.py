@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from statebackend import (
+    Closed,
     Conflict,
     IncompatibleState,
     InvalidRequest,
@@ -137,9 +138,9 @@ def test_values_larger_than_the_limit_are_refused_and_the_old_value_stays() -> N
 def test_the_fast_key_encoding_gives_the_same_bytes_as_the_general_one() -> None:
     for most in (128, 100):
         context = KeyContext(state_type(int), most, KeyGroupRange(0, most - 1), ManualClock())
-        fast, general = context._int_entry_key_maker(b"ab"), context._entry_key_maker(b"ab")
+        fast, general = context._int_entry_keys(b"ab"), context._entry_key_maker(b"ab")
         keys = [0, 1, -1, 2**63 - 1, -(2**63), 12345678901, -98765]
-        assert [fast(key) for key in keys] == [general(key) for key in keys]
+        assert [fast[key] for key in keys] == [general(key) for key in keys]
         assert context.prefixes(pa.array(keys), b"ab") == [general(key) for key in keys]
 
 
@@ -235,3 +236,30 @@ def test_a_state_registered_twice_must_be_the_same() -> None:
         for other in (ValueStateDescriptor("v", str), ListStateDescriptor("v", int)):
             with pytest.raises(InvalidRequest, match="registered twice"):
                 keyed.state(other)
+
+
+def test_a_number_is_read_through_frozen_generations_and_refused_after_close(tmp_path: Path) -> None:
+    backend, files = create_backend("rocksdb", directory=str(tmp_path / "db")), LocalFiles(tmp_path / "files")
+    keyed = backend.keyed(uid="x", key_type=int)
+    for ttl in (None, TtlConfig("1d")):
+        state: Any = keyed.state(ValueStateDescriptor(f"n-{ttl is None}", int, default=0, ttl=ttl))
+        keyed.set_current_key(1)
+        state.update(10)
+        first = keyed.snapshot(1, files)
+        keyed.set_current_key(2)
+        state.update(20)
+        second = keyed.snapshot(2, files)
+        assert [_value(keyed, state, key) for key in (1, 2, 3)] == [10, 20, 0]
+        _value(keyed, state, 1)
+        state.update(11)
+        for snapshot in (first, second):
+            snapshot.run()
+        assert [_value(keyed, state, key) for key in (1, 2, 3)] == [11, 20, 0]
+    backend.close()
+    with pytest.raises(Closed):
+        state.value()
+
+
+def _value(keyed: Any, state: Any, key: int) -> Any:
+    keyed.set_current_key(key)
+    return state.value()

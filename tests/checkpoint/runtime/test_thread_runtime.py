@@ -18,7 +18,6 @@ from checkpoint import (
     KeyedProcessFunction,
     NoRestart,
     Sink,
-    SinkWriter,
     run,
     start,
 )
@@ -109,66 +108,6 @@ def test_restoring_the_latest_where_there_is_none_starts_fresh(tmp_path):
     handle.wait(30)
     assert handle.restore_point is None
     assert len(sink.results) == 100
-
-
-class SlowSink(Sink):
-    """Takes a batch at a time and rests, until it is told to hurry."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.hurry = threading.Event()
-        self.inner = CollectSink()
-
-    def writer(self, ctx):
-        outer, inner = self, self.inner.writer(ctx)
-
-        class Slow(SinkWriter):
-            def write(self, values, timestamps):
-                if values:
-                    outer.hurry.wait(outer.seconds)
-                inner.write(values, timestamps)
-
-            snapshot, checkpoint_completed, close = inner.snapshot, inner.checkpoint_completed, inner.close
-
-        return Slow()
-
-
-def checkpoint_of_a_slow_flow(tmp_path, *, unaligned: bool) -> tuple[float, str, SlowSink]:
-    """Let queues fill up in front of a slow sink, then take a checkpoint: how long it took, and where it is."""
-    sink = SlowSink(0.12)
-    flow = counting_flow(sink, count=60_000, chaining=False)
-    handle = start(flow, checkpoint_dir=str(tmp_path), settings=CheckpointSettings(unaligned=unaligned),
-                   parallelism={"count": 2, "out": 2}, channel_credit=8)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and not any(
-            task["load"]["back_pressured"] > 0 for task in handle.statistics()["tasks"]
-            if task["task"] == "numbers" and "load" in task):
-        time.sleep(0.02)
-    began = time.monotonic()
-    path = handle.trigger_checkpoint(timeout=60)
-    took = time.monotonic() - began
-    handle.cancel(timeout=30)
-    return took, path, sink
-
-
-def test_an_unaligned_checkpoint_passes_a_slow_channel_and_both_kinds_restore_exactly(tmp_path):
-    aligned, aligned_path, aligned_sink = checkpoint_of_a_slow_flow(tmp_path / "aligned", unaligned=False)
-    unaligned, unaligned_path, unaligned_sink = checkpoint_of_a_slow_flow(tmp_path / "unaligned", unaligned=True)
-    assert unaligned < aligned
-    for path, sink, parallelism in ((aligned_path, aligned_sink, 1), (unaligned_path, unaligned_sink, 3),
-                                    ):
-        sink.hurry.set()
-        flow = counting_flow(sink, count=60_000)
-        run(flow, checkpoint_dir=str(tmp_path / "again"), restore=path, parallelism=parallelism)
-        assert Counter(sink.inner.results) == exact(60_000)
-
-
-def test_records_in_flight_find_their_way_into_a_chain(tmp_path):
-    """Two exchanges of the first run lie inside one chain of the second."""
-    _, path, sink = checkpoint_of_a_slow_flow(tmp_path, unaligned=True)
-    sink.hurry.set()
-    run(counting_flow(sink, count=60_000), checkpoint_dir=str(tmp_path / "again"), restore=path, parallelism=1)
-    assert Counter(sink.inner.results) == exact(60_000)
 
 
 def test_a_job_can_be_stopped_with_a_checkpoint_and_goes_on(tmp_path):

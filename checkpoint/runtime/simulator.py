@@ -36,7 +36,7 @@ def simulate(seed: int, summary: SimulationSummary | None = None) -> None:
     """Play one seed. A failure is `SimulationFailed` with the way to replay it."""
     cluster = SimCluster(make_scenario(seed))
     try:
-        cluster.run()
+        cluster.play()
     except Exception as error:
         raise SimulationFailed(f"seed {seed}: {type(error).__name__}: {error}\n"
                                f"replay it: python -m checkpoint.runtime.simulator --seed {seed}") from error
@@ -62,7 +62,7 @@ def replay(seed: int) -> list[str]:
     scenario = make_scenario(seed)
     lines.append(f"seed {seed}\n{scenario.description}")
     try:
-        SimCluster(scenario, lines.append).run()
+        SimCluster(scenario, lines.append).play()
         lines.append("OK: the committed output is that of a run with no fault")
     except Exception as error:
         lines.append(f"FAILED: {type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ from checkpoint.protocol.barriers import BarrierHandler
 from checkpoint.protocol.coordinator import Coordinator
 from checkpoint.runtime.channels import OutputChannel
 from checkpoint.runtime.simulated.chain import SimChain
+from checkpoint.runtime.simulated.storage import SimStorage
 from checkpoint.runtime.simulator import SimulationFailed, main, simulate_many
 from checkpoint.runtime.subtask import Subtask
 
@@ -53,7 +54,30 @@ def restart_without_waiting_for_a_publication(monkeypatch):
     monkeypatch.setattr(Coordinator, "publishing", None)
 
 
-MISTAKES = [forget_channel_state, forget_output_buffers, never_block_a_channel,
+def let_a_fenced_run_publish(monkeypatch):
+    original = SimStorage.publish
+    monkeypatch.setattr(SimStorage, "publish", lambda self, generation, publish, parallelism:
+                        original(self, self.generation, publish, parallelism))
+
+
+def let_broadcast_records_overtake_a_barrier(monkeypatch):
+    original = BarrierHandler.on_barrier
+
+    def on_barrier(self, channel, barrier, now_ms):
+        actions = original(self, channel, barrier, now_ms)
+        self.blocked -= self._ordered
+        return actions
+
+    monkeypatch.setattr(BarrierHandler, "on_barrier", on_barrier)
+
+
+def let_a_barrier_overtake_broadcast_records(monkeypatch):
+    original = BarrierHandler.__init__
+    monkeypatch.setattr(BarrierHandler, "__init__", lambda self, channels, ordered=(): original(self, channels))
+
+
+MISTAKES = [let_a_fenced_run_publish, let_broadcast_records_overtake_a_barrier, let_a_barrier_overtake_broadcast_records,
+            forget_channel_state, forget_output_buffers, never_block_a_channel,
             commit_before_the_checkpoint_is_complete, restart_without_waiting_for_a_publication]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -21,23 +20,10 @@ from checkpoint.runtime.contracts import (
     SubtaskRestore,
 )
 from checkpoint.runtime.simulated.scenario import MAX_PARALLELISM, WINDOW, SimTask, Value, key_group, key_of
-from checkpoint.runtime.simulated.storage import SimTarget, TransactionLog
+from checkpoint.runtime.simulated.storage import SimState, SimTarget, TransactionLog
 from statebackend.files import SnapshotSource, SnapshotTarget, StateFile
 
 Emission = tuple[Value, int | None]
-
-
-@dataclass
-class SimState:
-    """All state of one subtask: by key, the splits of a source, the broadcast copy, a sink's open transactions."""
-
-    keyed: dict[Any, int] = field(default_factory=dict)
-    splits: list[tuple[int, int, int]] = field(default_factory=list)
-    rules: dict[Value, int] = field(default_factory=dict)
-    transactions: list[tuple[int, str]] = field(default_factory=list)
-
-    def copy(self) -> SimState:
-        return SimState(dict(self.keyed), list(self.splits), dict(self.rules), list(self.transactions))
 
 
 def redistribute_state(old: list[SimState], parallelism: int) -> list[SimState]:

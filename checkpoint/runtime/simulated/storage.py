@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +14,19 @@ from checkpoint.runtime.contracts import CheckpointOptions, SubtaskSnapshot
 from checkpoint.runtime.simulated.scenario import Value
 from statebackend.errors import Conflict, CorruptData, Unavailable
 from statebackend.files import FileWriter, StateFile
+
+
+@dataclass
+class SimState:
+    """All state of one subtask: by key, the splits of a source, the broadcast copy, a sink's open transactions."""
+
+    keyed: dict[Any, int] = field(default_factory=dict)
+    splits: list[tuple[int, int, int]] = field(default_factory=list)
+    rules: dict[Value, int] = field(default_factory=dict)
+    transactions: list[tuple[int, str]] = field(default_factory=list)
+
+    def copy(self) -> SimState:
+        return SimState(dict(self.keyed), list(self.splits), dict(self.rules), list(self.transactions))
 
 
 @dataclass(frozen=True)
@@ -50,13 +63,19 @@ class SimStorage:
             raise CorruptData("a checkpoint refers to a file that was deleted", path=file.path)
         return self._files[file.path]
 
-    def publish(self, generation: int, publish: Publish, parallelism: Mapping[str, int]) -> str:
+    def publish(self, generation: int, publish: Publish, parallelism: Mapping[str, int]) -> StoredCheckpoint:
         if generation != self.generation:
             raise Conflict("a newer generation has taken over", expected=self.generation, found=generation)
         stored = StoredCheckpoint(publish.checkpoint_id, publish.options, dict(publish.snapshots), dict(parallelism))
         place = self.savepoints if publish.options.kind == "savepoint" else self.checkpoints
         place[publish.checkpoint_id] = stored
-        return f"chk-{publish.checkpoint_id}"
+        return stored
+
+    def states(self, stored: StoredCheckpoint, task: str) -> list[SimState]:
+        """Copies of the state of every subtask of a task."""
+        files = [stored.snapshots[SubtaskId(task, index)].operators[0].operator
+                 for index in range(stored.parallelism[task])]
+        return [self.load(file).copy() for file in files if file is not None]
 
     def newest(self) -> StoredCheckpoint | None:
         return self.checkpoints[max(self.checkpoints)] if self.checkpoints else None

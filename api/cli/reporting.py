@@ -18,7 +18,7 @@ class RunningJob:
         self._plan = handle.plan()
         self._start_ms = int(time.time() * 1000)
         self._sent: dict[int, str] = {}
-        self._exceptions_sent = 0
+        self._last_exception: dict[str, Any] | None = None
 
     def registration(self) -> dict[str, Any]:
         handle, point = self._handle, self._handle.restore_point
@@ -36,8 +36,7 @@ class RunningJob:
 
     def report(self) -> dict[str, Any]:
         statistics = self._handle.statistics()
-        new = statistics["exceptions"][self._exceptions_sent:]
-        self._exceptions_sent = len(statistics["exceptions"])
+        new = self._unsent(statistics["exceptions"])
         return {"state": statistics["state"], "checkpoints": self._changed(statistics["checkpoints"]["history"]),
                 "exceptions": new, "metrics": self._metrics(statistics), "vertices": self._live_vertices(statistics)}
 
@@ -56,6 +55,13 @@ class RunningJob:
             return {}
         raise InvalidRequest("a job does not know this command", found=kind)
 
+    def _unsent(self, exceptions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Failures after the last one sent; of old ones the job keeps only so many."""
+        known = self._last_exception
+        start = exceptions.index(known) + 1 if known is not None and known in exceptions else 0
+        self._last_exception = exceptions[-1] if exceptions else known
+        return exceptions[start:]
+
     def _changed(self, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Records that are new or changed since the last report, with every task and subtask."""
         changed = []
@@ -69,6 +75,8 @@ class RunningJob:
                 details["tasks"] = {task: {**summary, **(self._handle.checkpoint_subtasks(entry["id"], task) or {})}
                                     for task, summary in details["tasks"].items()}
                 changed.append(details)
+        oldest = min((entry["id"] for entry in history), default=0)
+        self._sent = {number: seen for number, seen in self._sent.items() if number >= oldest}
         return changed
 
     def _vertices(self) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from api.cli.claiming import claim_launch
 from api.cli.output import Output, emit_object, note, warn
 from api.cli.settings import quiet
 from statebackend.errors import HoldfastError, InvalidRequest
@@ -74,6 +75,7 @@ def run(
       holdfast run job.py:flow --checkpoint-dir s3://bucket/checkpoints --backend rocksdb --runtime processes
       holdfast run job.py:flow --checkpoint-dir s3://bucket/checkpoints --runtime spark --master spark://host:7077
     """
+    claim_launch()
     from checkpoint.protocol.settings import CheckpointSettings
     from checkpoint.runtime.loading import load_flow, shadowed, split_reference
 

@@ -1,31 +1,28 @@
-"""The app: middleware that guards, measures and logs each request, the routers, health, metrics, and the page."""
+"""The app: the routers behind the edge, health, metrics, the page, and what is done every few seconds."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.rest import browse, flink, jobs, problems
 from api.rest.context import Service
+from api.rest.edge import Edge
 from api.rest.metrics import Metrics
-from api.rest.security import HEADERS, SCOPES, Guard, pattern_of
+from api.rest.security import Guard
 from api.rest.settings import ServiceSettings
 
-log = logging.getLogger("holdfast.access")
+log = logging.getLogger("holdfast.service")
 WEB = Path(__file__).resolve().parent.parent / "web"
 
 
@@ -55,51 +52,13 @@ def create_app(settings: ServiceSettings) -> FastAPI:
                       "Flink has them, with and without `/v1`; what Flink lacks is below `/api`."))
     app.state.service, app.state.metrics = found, metrics
     problems.install(app)
-    for prefix in ("", "/v1"):
-        for router in (flink.router, jobs.router):
-            app.include_router(router, prefix=prefix, include_in_schema=prefix == "")
+    app.include_router(flink.router)
+    app.include_router(jobs.router)
     app.include_router(browse.router, prefix="/api")
     _add_plain_routes(app, found, metrics)
 
-    app.add_middleware(Edge, guard=guard, metrics=metrics)
+    app.add_middleware(Edge, service=found, guard=guard, metrics=metrics)
     return app
-
-
-class Edge:
-    """What every request passes: the guard before, safe headers, the request id, metrics and a log line after.
-
-    Plain ASGI, because the convenience class costs as much as a whole handler.
-    """
-
-    def __init__(self, app: ASGIApp, guard: Guard, metrics: Metrics) -> None:
-        self._app, self._guard, self._metrics = app, guard, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, request, status = time.perf_counter(), Request(scope), 500
-        request_id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
-        pattern = pattern_of(scope["path"])
-
-        async def send_guarded(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        refusal = self._guard.refuse(request, pattern)
-        await (refusal or self._app)(scope, receive, send_guarded)
-        seconds = time.perf_counter() - started
-        known = (scope["method"], pattern) in SCOPES
-        self._metrics.observe(scope["method"], pattern if known else "other", status, seconds)
-        if log.isEnabledFor(logging.INFO):
-            log.info(json.dumps({"request_id": request_id, "method": scope["method"], "path": scope["path"],
-                                 "status": status, "ms": round(seconds * 1000, 2)}))
 
 
 def _add_plain_routes(app: FastAPI, found: Service, metrics: Metrics) -> None:
@@ -131,10 +90,13 @@ def _add_plain_routes(app: FastAPI, found: Service, metrics: Metrics) -> None:
 
 
 async def _watch(found: Service) -> None:
-    """Tell those who wait for commands of jobs that died."""
+    """Keep house beside the requests; a failure of it is logged and tried again."""
     while True:
         await asyncio.sleep(2)
-        found.registry.fail_commands_of_lost_jobs()
+        try:
+            await run_in_threadpool(found.keep_house)
+        except Exception as error:
+            log.error("housekeeping failed: %s", error, exc_info=error)
 
 
 def openapi_document(settings: ServiceSettings) -> dict[str, Any]:

@@ -182,7 +182,8 @@ def job_state(job_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")], operator:
 
 def _shown(item: Operation) -> dict[str, Any]:
     return {"id": item.id, "kind": item.kind, "arguments": item.arguments, "status": item.status,
-            "progress": item.progress, "result": item.result, "created": item.created, "ended": item.ended}
+            "progress": item.progress, "result": item.result if item.ended is not None else {},
+            "created": item.created, "ended": item.ended}
 
 
 def _encoded(value: Any) -> str:

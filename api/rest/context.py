@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, ParamSpec
@@ -11,13 +13,17 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 
+from api.rest.beats import Beats
+from api.rest.instance import InstanceLock
 from api.rest.launcher import Launcher
 from api.rest.operations import Operations
-from api.rest.registry import Registry
+from api.rest.registry import Registry, now_ms
 from api.rest.roots import Place, Roots
 from api.rest.settings import ServiceSettings
 
 P = ParamSpec("P")
+CACHE_BYTES = 64 << 20
+_PRUNE_EVERY_SECONDS = 60
 
 
 class Service:
@@ -30,20 +36,36 @@ class Service:
         self.operations = Operations(self.registry, workers=settings.max_operations)
         self.launcher = Launcher(settings, self.registry, self.roots)
         self.heavy = threading.BoundedSemaphore(settings.max_heavy_requests)
-        self._cache: dict[str, tuple[object, bytes]] = {}
+        self.beats = Beats(self.registry)
+        self._cache: OrderedDict[str, tuple[object, bytes]] = OrderedDict()
+        self._cached_bytes = 0
+        self._pruned = time.monotonic()
+        self._lock = InstanceLock(settings.database.with_suffix(".lock"))
 
     @property
     def starts_jobs(self) -> bool:
         return bool(self.settings.jobs_dirs)
 
     def start(self) -> None:
-        """Take up what an earlier run of the service left unfinished."""
+        """Take up what an earlier run of the service left unfinished; one service at a time may do so."""
+        self._lock.take()
         self.operations.resume()
         self.launcher.resume()
 
+    def keep_house(self) -> None:
+        """What is due every few seconds, away from the requests."""
+        self.registry.fail_commands_of_lost_jobs()
+        self.launcher.look_after()
+        self.registry.database.tidy()
+        if time.monotonic() - self._pruned > _PRUNE_EVERY_SECONDS:
+            self._pruned = time.monotonic()
+            self.launcher.forget(self.registry.prune(self.settings.kept_jobs, self.settings.kept_records))
+
     def close(self) -> None:
         self.operations.close()
+        self.beats.close()
         self.registry.close()
+        self._lock.release()
 
     def root_urls(self) -> list[str]:
         return list(self.roots.urls)
@@ -53,16 +75,18 @@ class Service:
 
     def jobs_version(self) -> tuple[int, int]:
         """Changes with every record, and once a second, because durations and lost jobs depend on the time."""
-        return self.registry.changes, self.registry.second()
+        return self.registry.changes, now_ms() // 1000
 
     def cached(self, name: str, version: object, make: Callable[[], Any]) -> Response:
-        """A JSON response that is built again only when its version has changed."""
-        known = self._cache.get(name)
+        """A JSON response that is built again only when its version has changed. The least lately used give way."""
+        known = self._cache.pop(name, None)
         if known is None or known[0] != version:
+            self._cached_bytes -= len(known[1]) if known else 0
             known = (version, msgspec.json.encode(make()))
-            if len(self._cache) > 5_000:
-                self._cache.clear()
-            self._cache[name] = known
+            self._cached_bytes += len(known[1])
+        self._cache[name] = known
+        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            self._cached_bytes -= len(self._cache.popitem(last=False)[1][1])
         return Response(known[1], media_type="application/json")
 
 

@@ -68,7 +68,7 @@ async def jobs(found: Registered) -> dict[str, Any]:
 async def jobs_overview(found: Registered) -> Response:
     """A line per job."""
     return found.cached("jobs-overview", found.jobs_version(),
-                        lambda: {"jobs": [_overview_line(job) for job in found.registry.jobs()]})
+                        lambda: {"jobs": [_overview_line(job, now_ms()) for job in found.registry.jobs()]})
 
 
 @router.get("/jobs/{job_id}")
@@ -315,18 +315,22 @@ def _vertex(vertex: dict[str, Any], job: JobRecord) -> dict[str, Any]:
     }
 
 
-def _overview_line(job: JobRecord) -> dict[str, Any]:
-    tasks = sum(int(vertex.get("parallelism", 1)) for vertex in _vertices(job))
-    state = shown_state(job)
-    names = ("running", "canceling", "canceled", "created", "scheduled", "deploying", "reconciling", "finished",
-             "initializing", "failed")
-    counts = dict.fromkeys(names, 0)
-    counts[state.lower() if state.lower() in counts else "running" if job.running and not job.lost else "canceled"] = tasks
+_TASK_COUNTS = dict.fromkeys(("running", "canceling", "canceled", "created", "scheduled", "deploying", "reconciling",
+                              "finished", "initializing", "failed"), 0)
+
+
+def _overview_line(job: JobRecord, moment: int) -> dict[str, Any]:
+    parallelisms = [int(vertex.get("parallelism", 1)) for vertex in job.registration.get("vertices", ())
+                    if isinstance(vertex, dict)]
+    tasks, state = sum(parallelisms), shown_state(job)
+    counted = state.lower()
+    if counted not in _TASK_COUNTS:
+        counted = "running" if job.running and not job.lost else "canceled"
     return {
         "jid": job.id, "name": job.name, "jobType": "STREAMING", "schedulerType": "Default",
         "start-time": job.start_time, "end-time": job.end_time,
-        "duration": (job.end_time if job.end_time >= 0 else now_ms()) - job.start_time, "state": state,
-        "last-modification": job.last_seen, "tasks": {**counts, "total": tasks}, "pending-operators": 0, "lost": job.lost,
-        "runtime": job.registration.get("runtime"), "parallelism": max(
-            (int(vertex.get("parallelism", 1)) for vertex in _vertices(job)), default=1),
+        "duration": (job.end_time if job.end_time >= 0 else moment) - job.start_time, "state": state,
+        "last-modification": job.last_seen, "tasks": {**_TASK_COUNTS, counted: tasks, "total": tasks},
+        "pending-operators": 0, "lost": job.lost, "runtime": job.registration.get("runtime"),
+        "parallelism": max(parallelisms, default=1),
     }

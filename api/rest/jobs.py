@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 from api.rest import bodies, library, statistics
 from api.rest.context import Service, encoded, service
+from api.rest.records import Beat
 from statebackend.errors import InvalidRequest
 
 router = APIRouter(tags=["Jobs"])
@@ -32,7 +33,7 @@ async def heartbeat(job_id: JobId, body: bodies.Heartbeat, found: Registered) ->
     """A job reports; the answer holds the commands that it has not yet reported on."""
     live = {"metrics": body.metrics, "vertices": body.vertices}
     checkpoints = [statistics.with_alignment(record) for record in body.checkpoints]
-    commands = found.registry.heartbeat(job_id, body.state, live, checkpoints, body.exceptions)
+    commands = await found.beats.add(Beat.of(job_id, body.state, live, checkpoints, body.exceptions))
     return {"commands": [{"request-id": command.request_id, "kind": command.kind, "arguments": command.arguments}
                          for command in commands]}
 

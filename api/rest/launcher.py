@@ -1,6 +1,10 @@
 """Jobs as processes of the service: only files below the named folders, only for administrators.
 
 A started job lives in a session of its own and reports like any other, so that it outlives the service.
+
+A launch is recorded first and runs at most once: the first thing that a started process does is to create the launch's
+claim, a file that must not exist yet, and a process that comes second ends. So a service that was killed at any moment
+in between simply starts again whatever has no claim.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from api.rest.registry import Command, Registry, new_id
+from api.cli.claiming import CLAIM_VARIABLE, SECOND, claimant
+from api.rest.registry import Command, Registry, new_id, now_ms
 from api.rest.roots import Roots
 from api.rest.settings import ServiceSettings
 from statebackend.errors import Conflict, HoldfastError, InvalidRequest, NotFound
@@ -24,7 +29,9 @@ class Launcher:
     def __init__(self, settings: ServiceSettings, registry: Registry, roots: Roots) -> None:
         self._settings, self._registry, self._roots = settings, registry, roots
         self._token_path = settings.database.with_suffix(".token")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._claims = settings.database.with_suffix(".launches")
+        self._logs = settings.database.parent / "logs"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def job_file(self, reference: str) -> tuple[Path, str]:
         """The file and attribute of `file.py:flow`; the file must lie below a jobs folder after symlinks."""
@@ -47,19 +54,24 @@ class Launcher:
             return job_id
         path, attribute = self.job_file(str(arguments["job"]))
         command = self._command(path, attribute, arguments)
-        logs = self._settings.database.parent / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        self._registry.register_job(job_id, Path(path).stem, {"runtime": arguments.get("runtime", "threads")},
-                                    "INITIALIZING")
-        self._registry.record_launch(job_id, None, arguments)
-        environment = os.environ | {"HOLDFAST_JOB_ID": job_id, "HOLDFAST_SERVICE_TOKEN": self.token()}
-        with open(logs / f"{job_id}.log", "ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                                       cwd=path.parent, start_new_session=True)
-        self._registry.record_launch(job_id, process.pid, arguments)
-        self._reap()
-        self._processes.append(process)
+        registration = {"runtime": arguments.get("runtime", "threads")}
+        if self._registry.add_launch(job_id, path.stem, registration, arguments):
+            reached("launch recorded")
+            self._spawn(job_id, command, path.parent)
         return job_id
+
+    def _spawn(self, job_id: str, command: list[str], folder: Path) -> None:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._claims.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"HOLDFAST_JOB_ID": job_id, "HOLDFAST_SERVICE_TOKEN": self.token(),
+                                    CLAIM_VARIABLE: str(self._claims / job_id)}
+        with open(self._log_of(job_id), "ab") as log:
+            self._processes[job_id] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                       env=environment, cwd=folder, start_new_session=True)
+        reached("process started")
+
+    def _log_of(self, job_id: str) -> Path:
+        return self._logs / f"{job_id}.log"
 
     def _command(self, path: Path, attribute: str, arguments: dict[str, Any]) -> list[str]:
         folder = arguments.get("checkpoint_dir") or f"{self._roots.urls[0]}/checkpoints"
@@ -107,9 +119,44 @@ class Launcher:
             self._registry.note_restart(command.request_id, command.request_id)
 
     def resume(self) -> None:
-        """Finish rescalings whose savepoint was done when the service died."""
+        """Finish what the service was about to do when it died: launches without a claim, and rescalings."""
+        for job_id in self._registry.launches_not_heard_of():
+            arguments = self._registry.launch(job_id)
+            if arguments is None or (self._claims / job_id).exists():
+                continue
+            try:
+                path, attribute = self.job_file(str(arguments["job"]))
+                self._spawn(job_id, self._command(path, attribute, arguments), path.parent)
+            except (HoldfastError, OSError) as error:
+                self._fail(job_id, f"it could not be started: {error}")
         for command in self._registry.stopped_to_rescale():
             self.continue_after(command)
+
+    def look_after(self) -> None:
+        """A process that ended without saying so is a failed job, and its log tells why."""
+        for job_id, process in list(self._processes.items()):
+            if process.poll() is None:
+                continue
+            del self._processes[job_id]
+            if process.returncode not in (0, SECOND):
+                self._fail_if_open(job_id, f"the process ended with {process.returncode}")
+        for job_id in self._registry.launches_not_heard_of():
+            claimed_by = claimant(self._claims / job_id)
+            if job_id not in self._processes and claimed_by is not None and not _alive(claimed_by):
+                self._fail_if_open(job_id, "the process ended before it reported")
+
+    def _fail_if_open(self, job_id: str, why: str) -> None:
+        if self._registry.job(job_id).running:
+            self._fail(job_id, f"{why}\n{_tail(self._log_of(job_id))}".strip())
+
+    def _fail(self, job_id: str, why: str) -> None:
+        self._registry.heartbeat(job_id, "FAILED", {}, [], [{"message": why, "timestamp": now_ms()}])
+
+    def forget(self, job_ids: list[str]) -> None:
+        """Remove the logs and claims of jobs that are no longer known."""
+        for job_id in job_ids:
+            self._log_of(job_id).unlink(missing_ok=True)
+            (self._claims / job_id).unlink(missing_ok=True)
 
     def url(self) -> str:
         scheme = "https" if self._settings.certificate else "http"
@@ -124,5 +171,24 @@ class Launcher:
                 stream.write(secrets.token_urlsafe(32))
         return self._token_path.read_text().strip()
 
-    def _reap(self) -> None:
-        self._processes = [process for process in self._processes if process.poll() is None]
+
+def reached(_point: str) -> None:
+    """A moment between two steps of a launch; tests end the service here."""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _tail(log: Path, size: int = 4000) -> str:
+    if not log.exists():
+        return ""
+    with open(log, "rb") as stream:
+        stream.seek(max(0, log.stat().st_size - size))
+        return stream.read().decode(errors="replace")

@@ -59,21 +59,20 @@ class _Jobs(Collector):
         failures = GaugeMetricFamily("holdfast_checkpoints_failed", "Failed checkpoints in the history", labels=["job"])
         gauges = {name: GaugeMetricFamily(name, text, labels=["job"]) for name, (_, _, text) in _CHECKPOINT_GAUGES.items()}
         reported = GaugeMetricFamily("holdfast_job_metric", "Metrics that jobs report by name", labels=["job", "metric"])
+        completed, failed = self._registry.last_completed(), self._registry.failed_checkpoints()
         for job in jobs:
             if job.running:
-                self._add_job(job.id, job.live.get("metrics", {}), failures, gauges, reported)
+                failures.add_metric([job.id], failed.get(job.id, 0))
+                _add_checkpoint(job.id, completed.get(job.id, {}), gauges)
+                for name, value in job.live.get("metrics", {}).items():
+                    if isinstance(value, (int, float)):
+                        reported.add_metric([job.id, name], value)
         yield failures
         yield from gauges.values()
         yield reported
 
-    def _add_job(self, job_id: str, live: dict[str, Any], failures: GaugeMetricFamily,
-                 gauges: dict[str, GaugeMetricFamily], reported: GaugeMetricFamily) -> None:
-        records = self._registry.checkpoints(job_id)
-        failures.add_metric([job_id], sum(record.get("status") == "FAILED" for record in records))
-        last = next((record for record in records if record.get("status") == "COMPLETED"), None)
-        for name, (field, factor, _) in _CHECKPOINT_GAUGES.items():
-            if last is not None and isinstance(last.get(field), (int, float)):
-                gauges[name].add_metric([job_id], last[field] * factor)
-        for name, value in live.items():
-            if isinstance(value, (int, float)):
-                reported.add_metric([job_id, name], value)
+
+def _add_checkpoint(job_id: str, record: dict[str, Any], gauges: dict[str, GaugeMetricFamily]) -> None:
+    for name, (field, factor, _) in _CHECKPOINT_GAUGES.items():
+        if isinstance(record.get(field), (int, float)):
+            gauges[name].add_metric([job_id], record[field] * factor)

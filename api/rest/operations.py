@@ -19,6 +19,7 @@ from statebackend.errors import Conflict, HoldfastError
 
 log = logging.getLogger("holdfast.service")
 Progress = Callable[[int, int], None]
+_BEGAN = "began"
 
 
 class Canceled(Exception):
@@ -52,7 +53,8 @@ class Operations:
     def cancel(self, operation_id: str) -> Operation:
         """Ask an operation to end; it leaves no partial result."""
         operation = self._registry.operation(operation_id)
-        self._canceled.add(operation_id)
+        if operation.status in ("QUEUED", "RUNNING"):
+            self._canceled.add(operation_id)
         if operation.status == "QUEUED":
             self._registry.update_operation(operation_id, "CANCELED", operation.progress)
         return self._registry.operation(operation_id)
@@ -60,11 +62,11 @@ class Operations:
     def resume(self) -> None:
         """Take up what an earlier run of the service left unfinished."""
         for operation in self._registry.unfinished_operations():
-            if operation.status == "RUNNING" and work.finished_already(operation.kind, operation.arguments):
-                self._registry.update_operation(operation.id, "COMPLETED", 1.0,
-                                                work.result_of(operation.kind, operation.arguments))
-                continue
-            if operation.status == "RUNNING":
+            if operation.status == "RUNNING" and operation.result.get(_BEGAN):
+                if work.finished_already(operation.kind, operation.arguments):
+                    self._registry.update_operation(operation.id, "COMPLETED", 1.0,
+                                                    work.result_of(operation.kind, operation.arguments))
+                    continue
                 work.remove_partial(operation.arguments)
             self._queue.put(operation.id)
 
@@ -79,11 +81,14 @@ class Operations:
                 self._run(operation)
 
     def _run(self, operation: Operation) -> None:
-        self._registry.update_operation(operation.id, "RUNNING", 0.0)
         try:
+            if not operation.result.get(_BEGAN):
+                # Only what this operation itself began is taken for its work, or removed, after a kill.
+                began = {_BEGAN: True} if work.nothing_there(operation.kind, operation.arguments) else {}
+                self._registry.update_operation(operation.id, "RUNNING", 0.0, began)
             result = work.run(operation.kind, operation.arguments, self._progress_of(operation.id))
         except Canceled:
-            self._registry.update_operation(operation.id, "CANCELED", 0.0)
+            self._registry.update_operation(operation.id, "CANCELED", 0.0, {})
         except HoldfastError as error:
             self._registry.update_operation(operation.id, "FAILED", 0.0, {"failure": str(error), "kind": error.kind})
         except Exception as error:

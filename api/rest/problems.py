@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -33,6 +34,19 @@ def problem_of(error: HoldfastError) -> JSONResponse:
     return problem(error.http_status, error.kind.replace("_", " "), str(error), **more)
 
 
+def invalid(errors: Sequence[Any], *where: str) -> JSONResponse:
+    """The problem document of a request whose fields are not what they should be; it names each."""
+    fields = [{"field": ".".join(str(part) for part in (*where, *item["loc"])), "message": item["msg"]} for item in errors]
+    named = "; ".join(f"{item['field']}: {item['message']}" for item in fields)
+    return problem(400, "invalid request", named, kind="invalid_request", fields=fields)
+
+
+def unexpected(path: str, error: Exception) -> JSONResponse:
+    """The problem document of an error that is ours; the log has its trace."""
+    log.error("unexpected error at %s", path, exc_info=error)
+    return problem(500, "internal error", f"{type(error).__name__} while handling the request; the log has the details")
+
+
 def install(app: FastAPI) -> None:
     """Make every error of the app a problem document."""
 
@@ -48,15 +62,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: RequestValidationError) -> Response:
-        fields = [{"field": ".".join(str(part) for part in item["loc"]), "message": item["msg"]}
-                  for item in error.errors()]
-        named = "; ".join(f"{item['field']}: {item['message']}" for item in fields)
-        return problem(400, "invalid request", named, kind="invalid_request", fields=fields)
+        return invalid(error.errors())
 
     @app.exception_handler(Exception)
     async def _unexpected(request: Request, error: Exception) -> Response:
-        log.exception("unexpected error", extra={"path": request.url.path})
-        return problem(500, "internal error", f"{type(error).__name__} while handling the request; the log has the details")
+        return unexpected(request.url.path, error)
 
 
 def _plain(value: Any) -> Any:

@@ -1,218 +1,159 @@
-"""The service's own records in SQLite: jobs, their checkpoints, commands to them, and background operations.
+"""The service's own records: jobs, their checkpoints, commands to them, and background operations.
 
-One connection, one lock, WAL mode: every call is short, and what a call has returned survives a SIGKILL of the service.
+What a call has returned survives a SIGKILL of the service. Jobs are also kept in memory, as last committed, because
+every page asks for all of them and they change with every report.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-import time
-import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from api.rest.database import Database
+from api.rest.records import (
+    ENDED_STATES,
+    Beat,
+    Command,
+    JobRecord,
+    Operation,
+    from_text,
+    new_id,
+    now_ms,
+    request_id,
+    to_text,
+)
+from statebackend.errors import Conflict, HoldfastError, NotFound
 
-from statebackend.errors import Conflict, IncompatibleState, InvalidRequest, NotFound
-
-SCHEMA_VERSION = 1
-_SCHEMA = """
-create table jobs (
-    id text primary key, name text not null, state text not null, start_time integer not null,
-    end_time integer not null default -1, last_seen integer not null, registration text not null,
-    live text not null default '{}');
-create table checkpoints (
-    job_id text not null, checkpoint_id integer not null, record text not null,
-    primary key (job_id, checkpoint_id)) without rowid;
-create table commands (
-    request_id text primary key, job_id text not null, kind text not null, arguments text not null,
-    status text not null, result text not null default '{}', created integer not null);
-create index commands_by_job on commands (job_id, status);
-create table operations (
-    id text primary key, kind text not null, arguments text not null, status text not null, progress real not null,
-    result text not null default '{}', created integer not null, ended integer);
-create table exceptions (job_id text not null, timestamp integer not null, message text not null);
-create index exceptions_by_job on exceptions (job_id, timestamp);
-create table launches (job_id text primary key, pid integer, arguments text not null, started integer not null);
-"""
-ENDED_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
-JOB_STATES = ENDED_STATES | {"INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "CANCELLING", "SUSPENDED"}
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """A job as last heard of. `lost`: it was running and has stopped reporting."""
-
-    id: str
-    name: str
-    state: str
-    start_time: int
-    end_time: int
-    last_seen: int
-    registration: dict[str, Any]
-    live: dict[str, Any]
-    lost: bool
-
-    @property
-    def running(self) -> bool:
-        return self.state not in ENDED_STATES
-
-
-@dataclass(frozen=True)
-class Command:
-    """Something a job is asked to do, once. IN_PROGRESS until the job reports, or the job ends without doing it."""
-
-    request_id: str
-    job_id: str
-    kind: str
-    arguments: dict[str, Any]
-    status: str
-    result: dict[str, Any]
-    created: int
-
-
-@dataclass(frozen=True)
-class Operation:
-    """Background work of the service: QUEUED, RUNNING, COMPLETED, FAILED or CANCELED."""
-
-    id: str
-    kind: str
-    arguments: dict[str, Any]
-    status: str
-    progress: float
-    result: dict[str, Any]
-    created: int
-    ended: int | None
-
+__all__ = ["Command", "JobRecord", "Operation", "Registry", "new_id", "now_ms"]
 
 _JOB_COLUMNS = "id, name, state, start_time, end_time, last_seen, registration, live"
 _COMMAND_COLUMNS = "request_id, job_id, kind, arguments, status, result, created"
 _OPERATION_COLUMNS = "id, kind, arguments, status, progress, result, created, ended"
+_KEPT_EXCEPTIONS = 100
 
 
 class Registry:
     """All records. Safe to use from any thread."""
 
     def __init__(self, path: Path, *, lost_after_ms: int = 15_000, history: int = 100) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.RLock()
-        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self.database = Database(path)
         self._lost_after_ms, self._history = lost_after_ms, history
-        self._database.execute("pragma journal_mode = wal")
-        self._database.execute("pragma synchronous = normal")
-        self._database.execute("pragma busy_timeout = 5000")
-        self._seen: dict[str, int] = {}
+        self._jobs = {row[0]: _job(row) for row in self.database.rows(f"select {_JOB_COLUMNS} from jobs")}
+        self._asked = {row[0] for row in self.database.rows("select job_id from commands where status = 'IN_PROGRESS'")}
         self._versions: dict[str, int] = {}
         self._changes = 0
+        self._order = threading.Lock()  # what is in memory changes in the order in which it was committed
         self._started = now_ms()
-        self._create(path)
-
-    def _create(self, path: Path) -> None:
-        with self._transaction():
-            (version,) = self._database.execute("pragma user_version").fetchone()
-            if version == 0:
-                for statement in _SCHEMA.split(";"):
-                    self._database.execute(statement)
-                self._database.execute(f"pragma user_version = {SCHEMA_VERSION}")
-            elif version != SCHEMA_VERSION:
-                raise IncompatibleState("the service's database has another version", path=str(path),
-                                        expected=SCHEMA_VERSION, found=version, hint="start with another --database")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._database.execute("begin immediate")
-            try:
-                yield self._database
-            except BaseException:
-                self._database.execute("rollback")
-                raise
-            self._database.execute("commit")
 
     def close(self) -> None:
-        with self._lock:
-            self._database.close()
+        self.database.close()
 
     # Jobs
 
     def register_job(self, job_id: str, name: str, registration: dict[str, Any], state: str = "RUNNING") -> None:
-        """A job reports for the first time, or again after a restart of its own or of the service."""
-        moment = now_ms()
-        start = int(registration.get("start_time") or moment)
-        with self._transaction() as database:
-            known = database.execute("select name from jobs where id = ?", (job_id,)).fetchone()
-            if known is not None and known[0] != name:
-                raise Conflict("this job id belongs to another job", job_id=job_id, expected=known[0], found=name)
-            database.execute(
-                "insert into jobs (id, name, state, start_time, last_seen, registration) values (?, ?, ?, ?, ?, ?) "
-                "on conflict (id) do update set state = excluded.state, end_time = -1, "
-                "last_seen = excluded.last_seen, registration = excluded.registration",
-                (job_id, name, state, start, moment, _text(registration)))
-            self._seen[job_id] = moment
-            self._touch(job_id)
+        """A job reports for the first time, or again after a restart of its own or of the service.
+
+        A new run of a known job knows nothing of what the one before it was asked: who asked is told, and may ask again.
+        """
+        with self._order:
+            known = self._jobs.get(job_id)
+            with self.database.transaction() as database:
+                job = self._write_registration(database, job_id, name, registration, state)
+                if known is not None and known.incarnation != job.incarnation and not known.only_launched:
+                    _fail_open_commands(database, job_id, "the job was started again before it was done")
+            self._remember(job)
+
+    def _write_registration(self, database: sqlite3.Connection, job_id: str, name: str, registration: dict[str, Any],
+                            state: str) -> JobRecord:
+        known, moment = self._jobs.get(job_id), now_ms()
+        if known is not None and known.name != name and not known.only_launched:
+            raise Conflict("this job id belongs to another job", job_id=job_id, expected=known.name, found=name)
+        start = known.start_time if known is not None else int(registration.get("start_time") or moment)
+        job = JobRecord(job_id, name, state, start, -1, moment, registration, known.live if known is not None else {})
+        database.execute(
+            "insert into jobs (id, name, state, start_time, last_seen, registration) values (?, ?, ?, ?, ?, ?) "
+            "on conflict (id) do update set name = excluded.name, state = excluded.state, end_time = -1, "
+            "last_seen = excluded.last_seen, registration = excluded.registration",
+            (job_id, name, state, start, moment, to_text(registration)))
+        return job
 
     def heartbeat(self, job_id: str, state: str, live: dict[str, Any], checkpoints: Iterable[dict[str, Any]],
                   exceptions: Iterable[dict[str, Any]] = ()) -> list[Command]:
         """What a job tells of itself; the answer is what it is asked to do and has not yet reported on."""
-        if state not in JOB_STATES:
-            raise InvalidRequest("unknown job state", found=state, expected=sorted(JOB_STATES))
-        moment = now_ms()
-        records, failures = list(checkpoints), list(exceptions)
-        with self._transaction() as database:
-            updated = database.execute(
-                "update jobs set state = ?, last_seen = ?, live = ?, end_time = case when ? then "
-                "(case when end_time < 0 then ? else end_time end) else -1 end where id = ?",
-                (state, moment, _text(live), state in ENDED_STATES, moment, job_id))
-            if updated.rowcount == 0:
-                raise NotFound("no such job", job_id=job_id, hint="register it first")
-            database.executemany("insert or replace into checkpoints values (?, ?, ?)",
-                                 [(job_id, _checkpoint_id(record), _text(record)) for record in records])
-            database.executemany("insert into exceptions values (?, ?, ?)",
-                                 [(job_id, int(item.get("timestamp", moment)), str(item.get("message", "")))
-                                  for item in failures])
-            if records:
-                self._trim(database, job_id)
-            if state in ENDED_STATES:
-                self._fail_open_commands(database, job_id, f"the job is {state} and did not do it")
-            self._seen[job_id] = moment
-            self._touch(job_id)
-            return self._open_commands(database, job_id)
+        (answer,) = self.heartbeats([Beat.of(job_id, state, live, list(checkpoints), list(exceptions))])
+        if isinstance(answer, HoldfastError):
+            raise answer
+        return answer
 
-    def _trim(self, database: sqlite3.Connection, job_id: str) -> None:
-        database.execute("delete from checkpoints where job_id = ?1 and checkpoint_id <= (select checkpoint_id from "
-                         "checkpoints where job_id = ?1 order by checkpoint_id desc limit 1 offset ?2)",
-                         (job_id, self._history))
-        database.execute("delete from exceptions where job_id = ?1 and rowid not in (select rowid from exceptions where "
-                         "job_id = ?1 order by timestamp desc limit 100)", (job_id,))
+    def heartbeats(self, beats: Sequence[Beat]) -> list[list[Command] | HoldfastError]:
+        """Many jobs' reports in one transaction; the answer to each is its commands, or why it was not taken."""
+        answers: list[list[Command] | HoldfastError] = []
+        changed: dict[str, JobRecord] = {}
+        with self._order:
+            with self.database.transaction() as database:
+                for beat in beats:
+                    known = changed.get(beat.job_id) or self._jobs.get(beat.job_id)
+                    if known is None:
+                        answers.append(NotFound("no such job", job_id=beat.job_id, hint="register it first"))
+                        continue
+                    changed[beat.job_id] = self._write_beat(database, beat, known)
+                    answers.append(self._commands_for(database, beat.job_id))
+            for job in changed.values():
+                self._remember(job)
+        return answers
+
+    def _commands_for(self, database: sqlite3.Connection, job_id: str) -> list[Command]:
+        """Most jobs are asked for nothing, and then the database isn't either."""
+        if job_id not in self._asked:
+            return []
+        commands = _open_commands(database, job_id)
+        if not commands:
+            self._asked.discard(job_id)
+        return commands
+
+    def _write_beat(self, database: sqlite3.Connection, beat: Beat, known: JobRecord) -> JobRecord:
+        ended = beat.state in ENDED_STATES
+        end = (known.end_time if known.end_time >= 0 else beat.moment) if ended else -1
+        database.execute("update jobs set state = ?, last_seen = ?, live = ?, end_time = ? where id = ?",
+                         (beat.state, beat.moment, to_text(beat.live), end, beat.job_id))
+        if beat.checkpoints:
+            database.executemany("insert or replace into checkpoints values (?, ?, ?)",
+                                 [(beat.job_id, number, text) for number, text in beat.checkpoints])
+            database.execute("delete from checkpoints where job_id = ?1 and checkpoint_id <= (select checkpoint_id from "
+                             "checkpoints where job_id = ?1 order by checkpoint_id desc limit 1 offset ?2)",
+                             (beat.job_id, self._history))
+        if beat.exceptions:
+            database.executemany("insert into exceptions values (?, ?, ?)",
+                                 [(beat.job_id, moment, message) for moment, message in beat.exceptions])
+            database.execute("delete from exceptions where job_id = ?1 and rowid not in (select rowid from exceptions "
+                             "where job_id = ?1 order by timestamp desc limit ?2)", (beat.job_id, _KEPT_EXCEPTIONS))
+        if ended:
+            _fail_open_commands(database, beat.job_id, f"the job is {beat.state} and did not do it")
+        return replace(known, state=beat.state, last_seen=beat.moment, live=beat.live, end_time=end)
 
     def job(self, job_id: str) -> JobRecord:
-        with self._lock:
-            row = self._database.execute(f"select {_JOB_COLUMNS} from jobs where id = ?", (job_id,)).fetchone()
-        if row is None:
+        known = self._jobs.get(job_id)
+        if known is None:
             raise NotFound("no such job", job_id=job_id, hint="GET /jobs/overview lists the jobs")
-        return self._job(row)
+        return self._seen_now(known, now_ms())
 
     def jobs(self) -> list[JobRecord]:
-        with self._lock:
-            rows = self._database.execute(f"select {_JOB_COLUMNS} from jobs order by start_time desc, id").fetchall()
-        return [self._job(row) for row in rows]
+        """All jobs, the latest started first."""
+        moment = now_ms()
+        return sorted((self._seen_now(job, moment) for job in list(self._jobs.values())),
+                      key=lambda job: (-job.start_time, job.id))
 
-    def _job(self, row: tuple[Any, ...]) -> JobRecord:
-        seen = max(row[5], self._seen.get(row[0], 0), self._started)
-        lost = row[2] not in ENDED_STATES and now_ms() - seen > self._lost_after_ms
-        return JobRecord(row[0], row[1], row[2], row[3], row[4], row[5], _json(row[6]), _json(row[7]), lost)
+    def _seen_now(self, job: JobRecord, moment: int) -> JobRecord:
+        silent = moment - max(job.last_seen, self._started) > self._lost_after_ms
+        return replace(job, lost=True) if silent and job.running else job
+
+    def _remember(self, job: JobRecord) -> None:
+        self._jobs[job.id] = job
+        self._touch(job.id)
 
     def version(self, job_id: str) -> int:
         """Grows with every change of the job's records: what caches and entity tags are made of."""
@@ -223,214 +164,233 @@ class Registry:
         """Grows with every change of any job's records."""
         return self._changes
 
-    def second(self) -> int:
-        return now_ms() // 1000
-
     def _touch(self, job_id: str) -> None:
         self._changes += 1
         self._versions[job_id] = self._versions.get(job_id, 0) + 1
 
     def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
         """The records of a job's checkpoints, newest first."""
-        with self._lock:
-            rows = self._database.execute(
-                "select record from checkpoints where job_id = ? order by checkpoint_id desc", (job_id,)).fetchall()
-        return [_json(row[0]) for row in rows]
+        rows = self.database.rows("select record from checkpoints where job_id = ? order by checkpoint_id desc", job_id)
+        return [from_text(row[0]) for row in rows]
 
     def checkpoint(self, job_id: str, checkpoint_id: int) -> dict[str, Any]:
-        with self._lock:
-            row = self._database.execute("select record from checkpoints where job_id = ? and checkpoint_id = ?",
-                                         (job_id, checkpoint_id)).fetchone()
-        if row is None:
+        rows = self.database.rows("select record from checkpoints where job_id = ? and checkpoint_id = ?", job_id,
+                                  checkpoint_id)
+        if not rows:
             raise NotFound("no such checkpoint in the history of this job", job_id=job_id, checkpoint_id=checkpoint_id)
-        return _json(row[0])
+        return from_text(rows[0][0])
+
+    def last_completed(self) -> dict[str, dict[str, Any]]:
+        """The newest completed checkpoint of every job that has one."""
+        rows = self.database.scan("select job_id, max(checkpoint_id), record from checkpoints "
+                                  "where json_extract(record, '$.status') = 'COMPLETED' group by job_id")
+        return {row[0]: from_text(row[2]) for row in rows}
+
+    def failed_checkpoints(self) -> dict[str, int]:
+        """How many checkpoints in its history failed, of every job with any."""
+        return {row[0]: row[1] for row in self.database.scan(
+            "select job_id, count(*) from checkpoints where json_extract(record, '$.status') = 'FAILED' group by job_id")}
 
     def exceptions(self, job_id: str, limit: int) -> list[dict[str, Any]]:
-        with self._lock:
-            rows = self._database.execute("select timestamp, message from exceptions where job_id = ? "
-                                          "order by timestamp desc limit ?", (job_id, limit)).fetchall()
+        rows = self.database.rows("select timestamp, message from exceptions where job_id = ? "
+                                  "order by timestamp desc limit ?", job_id, limit)
         return [{"timestamp": row[0], "message": row[1]} for row in rows]
 
     # Commands
 
-    def add_command(self, job_id: str, kind: str, arguments: dict[str, Any], request_id: str | None) -> Command:
-        """Ask a job to do something. The same request id again gives the same command: a retry is safe."""
-        chosen = _request_id(request_id)
-        with self._transaction() as database:
-            known = self._find_command(database, chosen)
+    def add_command(self, job_id: str, kind: str, arguments: dict[str, Any], trigger_id: str | None) -> Command:
+        """Ask a job to do something. The same trigger id again gives the same command: a retry is safe."""
+        chosen = request_id(trigger_id)
+        with self.database.transaction() as database:
+            known = _find_command(database, chosen)
             if known is not None:
                 if (known.job_id, known.kind, known.arguments) != (job_id, kind, arguments):
                     raise Conflict("this trigger id was used for something else", trigger_id=chosen)
                 return known
             self._require_willing(database, job_id, kind)
+            command = Command(chosen, job_id, kind, arguments, "IN_PROGRESS", {}, now_ms())
             database.execute("insert into commands (request_id, job_id, kind, arguments, status, created) "
                              "values (?, ?, ?, ?, 'IN_PROGRESS', ?)",
-                             (chosen, job_id, kind, _text(arguments), now_ms()))
-            self._touch(job_id)
-        return self.command(chosen)
+                             (chosen, job_id, kind, to_text(arguments), command.created))
+            self._asked.add(job_id)
+        self._touch(job_id)
+        return command
 
     def _require_willing(self, database: sqlite3.Connection, job_id: str, kind: str) -> None:
-        row = database.execute(f"select {_JOB_COLUMNS} from jobs where id = ?", (job_id,)).fetchone()
-        if row is None:
-            raise NotFound("no such job", job_id=job_id, hint="GET /jobs/overview lists the jobs")
-        job = self._job(row)
+        job = self.job(job_id)
         if not job.running:
             raise Conflict(f"the job is {job.state}: there is nothing to {kind}", job_id=job_id)
         if job.lost:
             raise Conflict("the job has stopped reporting and can't be asked", job_id=job_id,
                            hint="look at its process; it is asked again when it reports")
-        ending = [command.kind for command in self._open_commands(database, job_id) if command.kind in ("stop", "cancel")]
+        ending = [command.kind for command in _open_commands(database, job_id) if command.kind in ("stop", "cancel")]
         if ending and kind != "cancel":
             raise Conflict(f"the job has been asked to {ending[0]} already", job_id=job_id)
 
-    def command(self, request_id: str, job_id: str | None = None) -> Command:
-        with self._lock:
-            found = self._find_command(self._database, request_id)
-        if found is None or (job_id is not None and found.job_id != job_id):
-            raise NotFound("no such trigger", trigger_id=request_id)
-        return found
+    def command(self, trigger_id: str, job_id: str | None = None) -> Command:
+        rows = self.database.rows(f"select {_COMMAND_COLUMNS} from commands where request_id = ?", trigger_id)
+        if not rows or (job_id is not None and rows[0][1] != job_id):
+            raise NotFound("no such trigger", trigger_id=trigger_id)
+        return _command(rows[0])
 
-    def finish_command(self, job_id: str, request_id: str, result: dict[str, Any]) -> None:
+    def finish_command(self, job_id: str, trigger_id: str, result: dict[str, Any]) -> None:
         """The job reports what came of a command; a second report changes nothing."""
-        self.command(request_id, job_id)
+        self.command(trigger_id, job_id)
         status = "FAILED" if result.get("failure") else "COMPLETED"
-        with self._transaction() as database:
+        with self.database.transaction() as database:
             database.execute("update commands set status = ?, result = ? where request_id = ? and status = 'IN_PROGRESS'",
-                             (status, _text(result), request_id))
-            self._touch(job_id)
+                             (status, to_text(result), trigger_id))
+        self._touch(job_id)
 
     def fail_commands_of_lost_jobs(self) -> None:
         """A job that died in the middle of a command will not report on it: the one who asked is told."""
         for job in self.jobs():
-            if job.lost and now_ms() - job.last_seen > 4 * self._lost_after_ms:
-                with self._transaction() as database:
-                    self._fail_open_commands(database, job.id, "the job has stopped reporting")
+            if job.lost and job.id in self._asked and now_ms() - job.last_seen > 4 * self._lost_after_ms:
+                with self.database.transaction() as database:
+                    _fail_open_commands(database, job.id, "the job has stopped reporting")
+                self._touch(job.id)
 
-    def _fail_open_commands(self, database: sqlite3.Connection, job_id: str, why: str) -> None:
-        for command in self._open_commands(database, job_id):
-            # A stop or cancel that ends the job has done its work even if the last report got lost.
-            done = command.kind == "cancel"
+    def stopped_to_rescale(self) -> list[Command]:
+        """Stops that have their savepoint and whose job was to start again but has not yet."""
+        return [_command(row) for row in self.database.rows(
+            f"select {_COMMAND_COLUMNS} from commands where kind = 'stop' and status = 'COMPLETED' and "
+            "json_extract(arguments, '$.then') is not null and json_extract(result, '$.restarted_as') is null")]
+
+    def note_restart(self, trigger_id: str, job_id: str) -> None:
+        self._set_result(trigger_id, "COMPLETED", {"restarted_as": job_id})
+
+    def note_failed_restart(self, trigger_id: str, why: str) -> None:
+        self._set_result(trigger_id, "FAILED", {"failure": why})
+
+    def _set_result(self, trigger_id: str, status: str, more: dict[str, Any]) -> None:
+        result = {**self.command(trigger_id).result, **more}
+        with self.database.transaction() as database:
             database.execute("update commands set status = ?, result = ? where request_id = ?",
-                             ("COMPLETED" if done else "FAILED", _text({} if done else {"failure": why}),
-                              command.request_id))
-
-    def _open_commands(self, database: sqlite3.Connection, job_id: str) -> list[Command]:
-        rows = database.execute(f"select {_COMMAND_COLUMNS} from commands where job_id = ? and status = 'IN_PROGRESS' "
-                                "order by created", (job_id,)).fetchall()
-        return [_command(row) for row in rows]
-
-    def _find_command(self, database: sqlite3.Connection, request_id: str) -> Command | None:
-        row = database.execute(f"select {_COMMAND_COLUMNS} from commands where request_id = ?", (request_id,)).fetchone()
-        return None if row is None else _command(row)
+                             (status, to_text(result), trigger_id))
 
     # Operations
 
     def add_operation(self, kind: str, arguments: dict[str, Any], operation_id: str | None) -> tuple[Operation, bool]:
         """A new background operation, or the known one of that id; tells whether it is new."""
-        chosen = _request_id(operation_id)
-        with self._transaction() as database:
-            known = self._find_operation(database, chosen)
-            if known is not None:
+        chosen = request_id(operation_id)
+        with self.database.transaction() as database:
+            row = database.execute(f"select {_OPERATION_COLUMNS} from operations where id = ?", (chosen,)).fetchone()
+            if row is not None:
+                known = _operation(row)
                 if (known.kind, known.arguments) != (kind, arguments):
                     raise Conflict("this trigger id was used for something else", trigger_id=chosen)
                 return known, False
             database.execute("insert into operations (id, kind, arguments, status, progress, created) "
-                             "values (?, ?, ?, 'QUEUED', 0, ?)", (chosen, kind, _text(arguments), now_ms()))
+                             "values (?, ?, ?, 'QUEUED', 0, ?)", (chosen, kind, to_text(arguments), now_ms()))
+        self._changes += 1
         return self.operation(chosen), True
 
     def operation(self, operation_id: str) -> Operation:
-        with self._lock:
-            found = self._find_operation(self._database, operation_id)
-        if found is None:
+        rows = self.database.rows(f"select {_OPERATION_COLUMNS} from operations where id = ?", operation_id)
+        if not rows:
             raise NotFound("no such operation", operation_id=operation_id)
-        return found
+        return _operation(rows[0])
 
     def operations(self, limit: int, before: int | None = None) -> list[Operation]:
         """Operations, newest first; `before` is the creation time of the last one seen."""
-        with self._lock:
-            rows = self._database.execute(
-                f"select {_OPERATION_COLUMNS} from operations where created < ? order by created desc, id limit ?",
-                (before if before is not None else 2**62, limit)).fetchall()
-        return [_operation(row) for row in rows]
+        return [_operation(row) for row in self.database.rows(
+            f"select {_OPERATION_COLUMNS} from operations where created < ? order by created desc, id limit ?",
+            before if before is not None else 2**62, limit)]
 
     def unfinished_operations(self) -> list[Operation]:
-        with self._lock:
-            rows = self._database.execute(f"select {_OPERATION_COLUMNS} from operations where status in "
-                                          "('QUEUED', 'RUNNING') order by created").fetchall()
-        return [_operation(row) for row in rows]
+        return [_operation(row) for row in self.database.rows(
+            f"select {_OPERATION_COLUMNS} from operations where status in ('QUEUED', 'RUNNING') order by created")]
 
     def update_operation(self, operation_id: str, status: str, progress: float,
                          result: dict[str, Any] | None = None) -> None:
+        """What became of an unfinished operation; without a result, the one that is there stays."""
         ended = now_ms() if status in ("COMPLETED", "FAILED", "CANCELED") else None
-        with self._transaction() as database:
-            database.execute("update operations set status = ?, progress = ?, result = ?, ended = ? where id = ? and "
-                             "status in ('QUEUED', 'RUNNING')",
-                             (status, progress, _text(result or {}), ended, operation_id))
-            self._changes += 1
-
-    def _find_operation(self, database: sqlite3.Connection, operation_id: str) -> Operation | None:
-        row = database.execute(f"select {_OPERATION_COLUMNS} from operations where id = ?", (operation_id,)).fetchone()
-        return None if row is None else _operation(row)
+        with self.database.transaction() as database:
+            database.execute("update operations set status = ?, progress = ?, result = coalesce(?, result), ended = ? "
+                             "where id = ? and status in ('QUEUED', 'RUNNING')",
+                             (status, progress, None if result is None else to_text(result), ended, operation_id))
+        self._changes += 1
 
     # Jobs that the service started itself
 
-    def record_launch(self, job_id: str, pid: int | None, arguments: dict[str, Any]) -> None:
-        with self._transaction() as database:
-            database.execute("insert or replace into launches values (?, ?, ?, ?)",
-                             (job_id, pid, _text(arguments), now_ms()))
+    def add_launch(self, job_id: str, name: str, registration: dict[str, Any], arguments: dict[str, Any]) -> bool:
+        """Take note that a job is to be started, and show it; False where that id was launched before."""
+        with self._order:
+            with self.database.transaction() as database:
+                if database.execute("select 1 from launches where job_id = ?", (job_id,)).fetchone() is not None:
+                    return False
+                job = self._write_registration(database, job_id, name, {**registration, "only_launched": True},
+                                               "INITIALIZING")
+                database.execute("insert into launches values (?, null, ?, ?)", (job_id, to_text(arguments), now_ms()))
+            self._remember(job)
+        return True
 
     def launch(self, job_id: str) -> dict[str, Any] | None:
-        with self._lock:
-            row = self._database.execute("select arguments from launches where job_id = ?", (job_id,)).fetchone()
-        return None if row is None else _json(row[0])
+        """The arguments with which the service started a job; None where it did not."""
+        rows = self.database.rows("select arguments from launches where job_id = ?", job_id)
+        return from_text(rows[0][0]) if rows else None
 
-    def stopped_to_rescale(self) -> list[Command]:
-        """Stops that have their savepoint and whose job was to start again but has not yet."""
-        with self._lock:
-            rows = self._database.execute(f"select {_COMMAND_COLUMNS} from commands where kind = 'stop' and "
-                                          "status = 'COMPLETED' and arguments like '%\"then\"%' and "
-                                          "result not like '%restarted_as%'").fetchall()
-        return [_command(row) for row in rows]
+    def launches_not_heard_of(self) -> list[str]:
+        """Jobs that the service was to start and that have never reported."""
+        return [job.id for job in self.jobs() if job.only_launched and job.running]
 
-    def note_restart(self, request_id: str, job_id: str) -> None:
-        result = {**self.command(request_id).result, "restarted_as": job_id}
-        with self._transaction() as database:
-            database.execute("update commands set result = ? where request_id = ?", (_text(result), request_id))
+    # What is no longer needed
 
-    def note_failed_restart(self, request_id: str, why: str) -> None:
-        result = {**self.command(request_id).result, "failure": why}
-        with self._transaction() as database:
-            database.execute("update commands set status = 'FAILED', result = ? where request_id = ?",
-                             (_text(result), request_id))
+    def prune(self, ended_jobs: int, records: int) -> list[str]:
+        """Forget all but the newest ended jobs, finished commands and finished operations; tells which jobs went."""
+        with self._order:
+            with self.database.transaction() as database:
+                gone = [row[0] for row in database.execute(
+                    "select id from jobs where end_time >= 0 order by end_time desc limit -1 offset ?", (ended_jobs,))]
+                for job_id in gone:
+                    _delete_job(database, job_id)
+                _delete_all_but_newest(database, "commands", "request_id", records)
+                _delete_all_but_newest(database, "operations", "id", records)
+            for job_id in gone:
+                self._jobs.pop(job_id, None)
+                self._versions.pop(job_id, None)
+        self._changes += bool(gone)
+        return gone
+
+
+def _job(row: tuple[Any, ...]) -> JobRecord:
+    return JobRecord(row[0], row[1], row[2], row[3], row[4], row[5], from_text(row[6]), from_text(row[7]))
 
 
 def _command(row: tuple[Any, ...]) -> Command:
-    return Command(row[0], row[1], row[2], _json(row[3]), row[4], _json(row[5]), row[6])
+    return Command(row[0], row[1], row[2], from_text(row[3]), row[4], from_text(row[5]), row[6])
 
 
 def _operation(row: tuple[Any, ...]) -> Operation:
-    return Operation(row[0], row[1], _json(row[2]), row[3], row[4], _json(row[5]), row[6], row[7])
+    return Operation(row[0], row[1], from_text(row[2]), row[3], row[4], from_text(row[5]), row[6], row[7])
 
 
-def _request_id(chosen: str | None) -> str:
-    if chosen is None:
-        return new_id()
-    if len(chosen) != 32 or any(digit not in "0123456789abcdef" for digit in chosen):
-        raise InvalidRequest("a trigger id has 32 lower-case hex digits", found=chosen)
-    return chosen
+def _find_command(database: sqlite3.Connection, trigger_id: str) -> Command | None:
+    row = database.execute(f"select {_COMMAND_COLUMNS} from commands where request_id = ?", (trigger_id,)).fetchone()
+    return None if row is None else _command(row)
 
 
-def _checkpoint_id(record: dict[str, Any]) -> int:
-    number = record.get("id")
-    if not isinstance(number, int) or not 0 <= number < 2**62:
-        raise InvalidRequest("a checkpoint record needs a numeric id", found=number)
-    return number
+def _open_commands(database: sqlite3.Connection, job_id: str) -> list[Command]:
+    rows = database.execute(f"select {_COMMAND_COLUMNS} from commands where job_id = ? and status = 'IN_PROGRESS' "
+                            "order by created", (job_id,)).fetchall()
+    return [_command(row) for row in rows]
 
 
-def _text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+def _fail_open_commands(database: sqlite3.Connection, job_id: str, why: str) -> None:
+    for command in _open_commands(database, job_id):
+        # A cancel of a job that has ended has done its work even if the last report got lost.
+        done = command.kind == "cancel"
+        database.execute("update commands set status = ?, result = ? where request_id = ?",
+                         ("COMPLETED" if done else "FAILED", to_text({} if done else {"failure": why}),
+                          command.request_id))
 
 
-def _json(text: str) -> dict[str, Any]:
-    decoded: dict[str, Any] = msgspec.json.decode(text)
-    return decoded
+def _delete_job(database: sqlite3.Connection, job_id: str) -> None:
+    database.execute("delete from jobs where id = ?", (job_id,))
+    for table in ("checkpoints", "commands", "exceptions", "launches"):
+        database.execute(f"delete from {table} where job_id = ?", (job_id,))
+
+
+def _delete_all_but_newest(database: sqlite3.Connection, table: str, key: str, kept: int) -> None:
+    database.execute(f"delete from {table} where {key} in (select {key} from {table} where status not in "
+                     "('IN_PROGRESS', 'QUEUED', 'RUNNING') order by created desc limit -1 offset ?)", (kept,))

@@ -23,6 +23,16 @@ def finished_already(kind: str, arguments: dict[str, Any]) -> bool:
     return "destination" in arguments and _published(str(arguments["destination"]))
 
 
+def nothing_there(kind: str, arguments: dict[str, Any]) -> bool:
+    """Whether what is found after an operation can only be its own work: now its destination is empty, its source there."""
+    if kind == "dispose":
+        return _published(str(arguments["source"]))
+    if "destination" not in arguments:
+        return True
+    with FileStore.at(str(arguments["destination"])) as store:
+        return not store.list("", temporary=True)
+
+
 def result_of(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The result of an operation that had finished when the service died."""
     return {"path": arguments["destination"]} if "destination" in arguments else {"message": "done"}

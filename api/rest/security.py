@@ -67,6 +67,11 @@ def pattern_of(path: str) -> str:
     return _VERTEX.sub(r"\1/{}", _ID.sub("/{}", path))
 
 
+def ids_of(path: str) -> list[str]:
+    """The ids that `pattern_of` takes out of a path, in order."""
+    return [found[1:] for found in _ID.findall(path)]
+
+
 def required_role(method: str, pattern: str) -> Role:
     """The role that a request needs."""
     return SCOPES.get(("GET" if method == "HEAD" else method, pattern), Role.ADMIN)

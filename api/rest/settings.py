@@ -11,7 +11,10 @@ from statebackend.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Settings of one service. The limits are what one request may cost; each is an error that says so when passed."""
+    """Settings of one service. The limits are what one request may cost; each is an error that says so when passed.
+
+    `history` checkpoints of a job, `kept_jobs` ended jobs and `kept_records` finished triggers and operations are kept.
+    """
 
     roots: tuple[str, ...]
     database: Path
@@ -29,6 +32,8 @@ class ServiceSettings:
     max_operations: int = 2
     max_heavy_requests: int = 4
     history: int = 100
+    kept_jobs: int = 1_000
+    kept_records: int = 10_000
     allowed_hosts: tuple[str, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:

@@ -108,7 +108,8 @@ def test_unknown_things_are_named(registry: Registry) -> None:
 
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "service.db")
-    registry._database.execute("pragma user_version = 99")
+    with registry.database.transaction() as database:
+        database.execute("pragma user_version = 99")
     registry.close()
     with pytest.raises(IncompatibleState, match="another version"):
         Registry(tmp_path / "service.db")

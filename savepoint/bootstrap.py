@@ -22,7 +22,19 @@ from checkpoint.storage.metadata import CheckpointMetadata
 from savepoint.columns import StateLayout
 from savepoint.convert import Meter, Progress
 from savepoint.destination import Destination
-from savepoint.format import EXPIRES_AT, EXPIRES_TYPE, KEY, KEY_GROUP, LIST_INDEX, MAP_KEY, MAP_VALUE, NAMESPACE, VALUE
+from savepoint.format import (
+    EXPIRES_AT,
+    EXPIRES_TYPE,
+    KEY,
+    KEY_GROUP,
+    LIST_INDEX,
+    MAP_KEY,
+    MAP_VALUE,
+    NAMESPACE,
+    TIMER_TYPE,
+    TIMESTAMP,
+    VALUE,
+)
 from savepoint.frames import batches_of
 from savepoint.rewrite import OperatorRows, StateRows, write_operator
 from savepoint.sorting import SortedRows
@@ -32,8 +44,9 @@ from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, St
 from statebackend.errors import Closed, InvalidRequest
 from statebackend.keygroups import default_max_parallelism, require_max_parallelism
 from statebackend.operator_state import Distribution, OperatorStatePart
-from statebackend.schema import StateSchema
-from statebackend.ttl import expires_at
+from statebackend.schema import StateSchema, state_id_of
+from statebackend.timers import TIMER_STATES
+from statebackend.ttl import TimeDomain, expires_at
 from statebackend.types import StateType, state_type
 
 
@@ -82,6 +95,24 @@ class SavepointWriter:
         layout = StateLayout(schema, kind)
         for batch in batches_of(data):
             rows.add(self._conformed(batch, layout, key, value, map_key, namespace))
+        return self
+
+    def timers(self, uid: str, domain: TimeDomain, data: Any, *, key_type: Any, key: str | Sequence[str] = KEY,
+               timestamp: str = TIMESTAMP) -> SavepointWriter:
+        """Add timers of keys: `timestamp` is the column of milliseconds since the epoch."""
+        operator, kind, name = self._operator(uid), state_type(key_type), TIMER_STATES[domain]
+        if name not in operator.states:
+            taken = {schema.state_id for schema, _ in operator.states.values()}
+            schema = StateSchema(name, state_id_of(name, taken), StateKind.TIMER.value, state_type(bytes))
+            rows = self._stack.enter_context(SortedRows(StateLayout(schema, kind), self._max_parallelism))
+            operator.states[name] = (schema, rows)
+        operator.key_type = operator.key_type or kind
+        schema, rows = operator.states[name]
+        layout = StateLayout(schema, kind)
+        for batch in batches_of(data):
+            rows.add(pa.RecordBatch.from_arrays(
+                [pa.array(np.zeros(batch.num_rows, np.int32)), batch.column(timestamp).cast(TIMER_TYPE),
+                 kind.conform(_picked(batch, key, kind))], schema=layout.arrow_schema))
         return self
 
     def operator_list(self, uid: str, descriptor: ListStateDescriptor, elements: Iterable[Any], *,

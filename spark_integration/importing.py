@@ -2,13 +2,17 @@
 applyInPandasWithState groups become a savepoint of ours, with the query's offsets, through `format("statestore")`.
 
     aggregation, dedup        one value state: `aggregates` (a record) or `seen` (true)
-    transformWithState        a state of the same name and kind for each variable, TTL kept; timers as a list state
+    transformWithState        a state of the same name and kind for each variable, TTL kept; timers as timers
     applyInPandasWithState    value states `state` (a record) and `timeout` (milliseconds)
+
+Rows come to the driver as Arrow batches, one partition of Spark's state after another, and are sorted on disk: the
+driver's JVM needs room for one partition, Python for some batches.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,23 +27,67 @@ from spark_integration.query_savepoints import PROPERTY
 from spark_integration.spark_log import read_position
 from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from statebackend.errors import InvalidRequest, NotFound
-from statebackend.ttl import TtlConfig
-from statebackend.types import StateType
+from statebackend.ttl import TimeDomain, TtlConfig
 
 _AGGREGATIONS = ("stateStoreSave", "sessionWindowStateStoreSaveExec")
 _DEDUPLICATIONS = ("dedupe", "dedupeWithinWatermark")
 _TRANSFORMS = ("transformWithStateExec", "transformWithStateInPySparkExec", "transformWithStateInPandasExec")
 _GROUPS = ("applyInPandasWithState", "flatMapGroupsWithState")
+_TIMERS = {"ProcessingTime": TimeDomain.PROCESSING, "EventTime": TimeDomain.EVENT}
 _EXPIRY_FIELDS = ("ttlExpirationMs", "expiration_timestamp_ms")
+
+
+Columns = dict[str, pa.Array]
 
 
 @dataclass(frozen=True)
 class _Imported:
-    """One state as read from Spark: what it becomes, and its rows with the columns `key`, `value`, ..."""
+    """One state as Spark reads it, and how a piece of it becomes our columns `key`, `value`, ...
 
-    descriptor: StateDescriptor
-    rows: pa.Table
-    key_type: StateType
+    What it becomes is told by what becomes of no rows: `describe` makes a descriptor from those columns. Timers have
+    a domain instead.
+    """
+
+    name: str
+    frame: Any
+    columns: Callable[[pa.Table], Columns]
+    describe: Callable[[Columns], StateDescriptor] | None = None
+    domain: TimeDomain | None = None
+
+    def write(self, writer: SavepointWriter, uid: str, counts: Counter[str]) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        key_type = key_type_of(self.frame.schema["key"].dataType.fields)
+        if self.domain is not None:
+            writer.timers(uid, self.domain, self._rows(counts), key_type=key_type)
+            return
+        assert self.describe is not None
+        descriptor = self.describe(self.columns(to_arrow_schema(self.frame.schema, timezone="UTC").empty_table()))
+        value = {"value": "map_value"} if isinstance(descriptor, MapStateDescriptor) else {}
+        writer.keyed(uid, descriptor, self._rows(counts), key_type=key_type, **value)
+
+    def _rows(self, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
+        counts[self.name] = 0
+        for batch in _batches(self.frame):
+            columns = self.columns(pa.Table.from_batches([batch]))
+            rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+            counts[self.name] += rows.num_rows
+            yield rows
+
+
+def _batches(frame: Any) -> Iterator[pa.RecordBatch]:
+    """The Arrow batches of a frame, partition by partition; each travels as the bytes of one row."""
+    def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as stream:
+                stream.write_batch(batch)
+            yield pa.RecordBatch.from_pydict({"data": [sink.getvalue().to_pybytes()]})
+
+    for row in frame.mapInArrow(packed, "data binary").toLocalIterator():
+        yield from pa.ipc.open_stream(bytes(row.data))
 
 
 def import_state(session: Any, checkpoint_location: str, destination: str, *, uid: str, operator_id: int = 0,
@@ -47,7 +95,7 @@ def import_state(session: Any, checkpoint_location: str, destination: str, *, ui
     """Write the state of one stateful operator of a stopped query as a savepoint; what was written.
 
     `ttl` says how states that have a TTL in Spark are declared here (it does not store the duration); their expiry
-    times are kept. Rows pass through the driver.
+    times are kept.
     """
     operator = _operator(session, checkpoint_location, operator_id)
     states = list(_states(session, checkpoint_location, operator, operator_id, ttl))
@@ -56,13 +104,13 @@ def import_state(session: Any, checkpoint_location: str, destination: str, *, ui
     with FileStore.at(checkpoint_location) as store:
         position = read_position(store, without_state=True)
     properties = {PROPERTY: position.to_json(), "imported_from": {"operator": operator["operatorName"]}}
+    counts: Counter[str] = Counter()
     with SavepointWriter(destination, job_name="imported from Spark", parallelism=1, max_parallelism=max_parallelism,
                          properties=properties) as writer:
         for state in states:
-            writer.keyed(uid, state.descriptor, state.rows, key_type=state.key_type,
-                         **({"value": "map_value"} if isinstance(state.descriptor, MapStateDescriptor) else {}))
-    return {"savepoint": destination, "operator": uid, "states": [state.descriptor.name for state in states],
-            "rows": sum(state.rows.num_rows for state in states), "batch": position.batch}
+            state.write(writer, uid, counts)
+    return {"savepoint": destination, "operator": uid, "states": [state.name for state in states],
+            "rows": counts.total(), "batch": position.batch}
 
 
 def _operator(session: Any, location: str, operator_id: int) -> dict[str, Any]:
@@ -84,76 +132,77 @@ def _states(session: Any, location: str, operator: dict[str, Any], operator_id: 
 
     if name in _TRANSFORMS:
         yield from _variables(load, operator, ttl)
-        return
-    frame = load()
-    key_type, table = _key_type(frame), frame.toArrow()
-    keys = _flat_keys(table)
-    if name in _AGGREGATIONS:
-        yield _value("aggregates", keys, _whole(table, "value"), key_type)
+    elif name in _AGGREGATIONS:
+        yield _value("aggregates", load(), lambda table: _whole(table, "value"))
     elif name in _DEDUPLICATIONS:
-        yield _value("seen", keys, pa.array([True] * len(keys)), key_type)
+        yield _value("seen", load(), lambda table: pa.array([True] * table.num_rows, pa.bool_()))
     elif name in _GROUPS:
-        value = _whole(table, "value")
-        yield _value("state", keys, value.field("groupState") if "groupState" in _names(value) else value, key_type)
-        if "timeoutTimestamp" in _names(value):
-            timeouts = value.field("timeoutTimestamp").cast(pa.int64())
-            kept = pc.greater(timeouts, 0)
-            yield _value("timeout", keys.filter(kept), timeouts.filter(kept), key_type)
+        yield from _groups(load())
     else:
         raise InvalidRequest(f"state of Spark's {name} can't be imported",
                              hint="aggregations, dropDuplicates, transformWithState and applyInPandasWithState can")
 
 
+def _groups(frame: Any) -> Iterator[_Imported]:
+    names = frame.schema["value"].dataType.fieldNames()
+
+    def state(table: pa.Table) -> pa.Array:
+        value = _whole(table, "value")
+        return value.field("groupState") if "groupState" in names else value
+
+    def timeout(table: pa.Table) -> Columns:
+        at = _whole(table, "value").field("timeoutTimestamp").cast(pa.int64())
+        kept = pc.greater(at, 0)
+        return {"key": _flat_keys(table).filter(kept), "value": at.filter(kept)}
+
+    yield _value("state", frame, state)
+    if "timeoutTimestamp" in names:
+        yield _Imported("timeout", frame, timeout, lambda columns: ValueStateDescriptor("timeout", pa.int64()))
+
+
 def _variables(load: Callable[..., Any], operator: dict[str, Any], ttl: TtlConfig | None) -> Iterator[_Imported]:
     properties = json.loads(operator["operatorProperties"])
-    timers = str(properties.get("timeMode", "NoTime")) not in ("NoTime", "None")
     for variable in properties.get("stateVariables", []):
         variable = json.loads(variable) if isinstance(variable, str) else variable
         name, kind = variable["stateName"], str(variable["stateVariableType"])
-        if name.startswith("$"):
-            continue  # Spark's own indexes and timers
-        frame = load(stateVarName=name)
-        yield from _variable(name, kind, frame, bool(variable.get("ttlEnabled")), ttl)
-    if timers:
-        frame = load(readRegisteredTimers="true")
-        table = frame.toArrow()
-        if table.num_rows:
-            yield _Imported(ListStateDescriptor("timers", pa.int64()), pa.table({
-                "key": _flat_keys(table), "value": _whole(table, "expiration_timestamp_ms").cast(pa.int64())}),
-                _key_type(frame))
+        if not name.startswith("$"):  # Spark's own indexes and timers
+            yield _variable(name, kind, load(stateVarName=name), bool(variable.get("ttlEnabled")), ttl)
+    domain = _TIMERS.get(str(properties.get("timeMode")))
+    if domain is not None:
+        yield _Imported("timers", load(readRegisteredTimers="true"), lambda table: {
+            "key": _flat_keys(table), "timestamp": _whole(table, "expiration_timestamp_ms").cast(pa.int64())},
+            domain=domain)
 
 
-def _variable(name: str, kind: str, frame: Any, has_ttl: bool, ttl: TtlConfig | None) -> Iterator[_Imported]:
-    key_type, table = _key_type(frame), frame.toArrow()
-    if table.num_rows == 0:
-        return
-    keys = _flat_keys(table)
+def _variable(name: str, kind: str, frame: Any, has_ttl: bool, ttl: TtlConfig | None) -> _Imported:
     column = {"ValueState": "value", "ListState": "list_element", "MapState": "user_map_value"}.get(kind)
     if column is None:
         raise InvalidRequest(f"a {kind} variable can't be imported", state=name)
-    value, expiry = _split_expiry(_whole(table, column))
-    config = (ttl or TtlConfig("7d")) if has_ttl and expiry is not None else None
-    columns = {"key": keys, "value": _scalar(value)}
-    descriptor: StateDescriptor
-    if kind == "MapState":
-        columns = {"key": keys, "map_key": _scalar(_whole(table, "user_map_key")), "map_value": _scalar(value)}
-        descriptor = MapStateDescriptor(name, columns["map_key"].type, columns["map_value"].type, ttl=config)
-    elif kind == "ListState":
-        descriptor = ListStateDescriptor(name, columns["value"].type, ttl=config)
-    else:
-        descriptor = ValueStateDescriptor(name, columns["value"].type, ttl=config)
-    if config is not None and expiry is not None:
-        columns["expires_at"] = expiry.cast(pa.int64()).cast(pa.timestamp("ms", "UTC"))
-    yield _Imported(descriptor, pa.table(columns), key_type)
+
+    def columns(table: pa.Table) -> Columns:
+        value, expiry = _split_expiry(_whole(table, column))
+        made = {"key": _flat_keys(table)}
+        if kind == "MapState":
+            made |= {"map_key": _scalar(_whole(table, "user_map_key")), "map_value": _scalar(value)}
+        else:
+            made |= {"value": _scalar(value)}
+        if has_ttl and expiry is not None:
+            made["expires_at"] = expiry.cast(pa.int64()).cast(pa.timestamp("ms", "UTC"))
+        return made
+
+    def describe(columns: Columns) -> StateDescriptor:
+        config = (ttl or TtlConfig("7d")) if "expires_at" in columns else None
+        if kind == "MapState":
+            return MapStateDescriptor(name, columns["map_key"].type, columns["map_value"].type, ttl=config)
+        made = ListStateDescriptor if kind == "ListState" else ValueStateDescriptor
+        return made(name, columns["value"].type, ttl=config)
+
+    return _Imported(name, frame, columns, describe)
 
 
-def _value(name: str, keys: pa.Array, values: pa.Array, key_type: StateType) -> _Imported:
-    values = _scalar(values)
-    return _Imported(ValueStateDescriptor(name, values.type), pa.table({"key": keys, "value": values}), key_type)
-
-
-def _key_type(frame: Any) -> StateType:
-    return key_type_of(frame.schema["key"].dataType.fields)
+def _value(name: str, frame: Any, value: Callable[[pa.Table], pa.Array]) -> _Imported:
+    return _Imported(name, frame, lambda table: {"key": _flat_keys(table), "value": _scalar(value(table))},
+                     lambda columns: ValueStateDescriptor(name, columns["value"].type))
 
 
 def _flat_keys(table: pa.Table) -> pa.Array:
@@ -187,4 +236,5 @@ def _names(values: pa.Array) -> list[str]:
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array:
-    return table.column(name).combine_chunks()
+    column = table.column(name).combine_chunks()
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

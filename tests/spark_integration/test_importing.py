@@ -111,3 +111,86 @@ def test_deduplication_is_imported(spark: Any, feed: Callable[..., Any], tmp_pat
     with toolkit.open(tmp_path / "sp") as opened:
         assert opened.lookup("dedup", "seen", ("a", 1)) is True
         assert opened.read("dedup", "seen").read_all().num_rows == 2
+
+
+class Alarms(KeyedProcessFunction):
+    """Takes over Spark's timers: they fire here."""
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        yield {"user": ctx.key, "at": None}
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+        yield {"user": ctx.key, "at": timestamp}
+
+
+def test_timers_of_transform_with_state_fire_here(spark: Any, feed: Callable[..., Any], run_query: Callable[..., Any],
+                                                  tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    import pyarrow as pa
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Processor(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            for _ in rows:
+                pass
+            self.handle.registerTimer(10_000)
+            yield Row(user=key[0], at=None)
+
+        def close(self) -> None:
+            pass
+
+    def add(*rows: tuple[str, int]) -> None:
+        times = [datetime.fromtimestamp(second, UTC) for _, second in rows]
+        source.add(user=[user for user, _ in rows], ts=pa.array(times, pa.timestamp("us", "UTC")))
+
+    source = feed("user string, ts timestamp")
+    add(("a", 1), ("b", 2))
+    provider = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    try:
+        run_to_noop(source.stream().withWatermark("ts", "0 seconds").groupBy("user").transformWithState(
+            Processor(), "user string, at timestamp", "Append", "EventTime"), tmp_path / "old", "append")
+        imported = import_state(spark, str(tmp_path / "old"), str(tmp_path / "sp"), uid="alarms")
+    finally:
+        spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    assert imported["states"] == ["timers"]
+    assert imported["rows"] == 2
+    restore_query(tmp_path / "sp", checkpoint_location=str(tmp_path / "new"), checkpoint=str(tmp_path / "state"))
+    add(("c", 20))
+    add(("c", 21))
+    out = run_query(stateful(source.stream(), key="user", function=Alarms(), output="user string, at bigint", uid="alarms",
+                             checkpoint=str(tmp_path / "state"), watermark=("ts", "0s"), parallelism=2), checkpoint="new")
+    fired = [(row["user"], row["at"]) for row in out.rows if row["at"] is not None]
+    assert sorted(fired) == [("a", 10_000), ("b", 10_000)]
+
+
+def test_groups_of_apply_in_pandas_with_state_are_imported(spark: Any, feed: Callable[..., Any], tmp_path: Path) -> None:
+    from pyspark.sql.streaming.state import GroupStateTimeout
+
+    def count(key: Any, frames: Any, state: Any) -> Any:
+        import pandas as pd
+
+        rows = sum(len(frame) for frame in frames)
+        state.update(((state.get[0] if state.exists else 0) + rows,))
+        state.setTimeoutDuration(3_600_000)
+        yield pd.DataFrame({"user": [key[0]], "n": [rows]})
+
+    source = feed("user string, amount bigint")
+    source.add(user=["a", "b", "a"], amount=[1, 2, 1])
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        run_to_noop(source.stream().groupBy("user").applyInPandasWithState(
+            count, "user string, n bigint", "n bigint", "update", GroupStateTimeout.ProcessingTimeTimeout),
+            tmp_path / "old")
+        imported = import_state(spark, str(tmp_path / "old"), str(tmp_path / "sp"), uid="groups")
+    finally:
+        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+    assert imported["states"] == ["state", "timeout"]
+    with toolkit.open(tmp_path / "sp") as opened:
+        assert opened.lookup("groups", "state", "a") == 2
+        assert opened.lookup("groups", "timeout", "b") > 3_600_000

@@ -14,6 +14,7 @@ from statebackend.entries import DEFAULT_NAMESPACE, NAMED_NAMESPACE, OP_DELETE, 
 from statebackend.keygroups import key_groups_of
 from statebackend.memory.forms import KeyForm, encoder
 from statebackend.memory.runs import Rows
+from statebackend.memory.stamped import expiry_of, is_stamped, value_of
 from statebackend.schema import StateSchema
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class EntryEncoder:
         self.max_parallelism = max_parallelism
         self._namespace_form = namespace_form
         self._ttl = schema.ttl is not None
+        self._stamped = is_stamped(schema)
         self._encode = encoder(schema.value_type)
         self._suffix = KeyForm(schema.map_key_type) if schema.map_key_type is not None else None
 
@@ -91,6 +93,8 @@ class EntryEncoder:
     def values(self, stored: list[Any]) -> pa.BinaryArray:
         if not self._ttl:
             return self._encode(stored)
+        if self._stamped:
+            return joined([times_of(list(map(expiry_of, stored))), self._encode(list(map(value_of, stored)))], len(stored))
         return joined([times_of([pair[1] for pair in stored]), self._encode([pair[0] for pair in stored])], len(stored))
 
     # -- rows

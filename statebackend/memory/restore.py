@@ -18,6 +18,7 @@ from statebackend.formats import handle_layers
 from statebackend.keygroups import KeyGroupRange
 from statebackend.memory.encode import fixed_bytes
 from statebackend.memory.forms import KeyForm, decoder
+from statebackend.memory.stamped import is_stamped, join
 from statebackend.schema import StateSchema, is_identity, migrator, require_key_type, united_schema
 from statebackend.types import StateType, state_type_from_json
 
@@ -207,7 +208,7 @@ class EntryDecoder:
             raise CorruptData("an entry key has a namespace where none may be", state=self._old.name)
 
     def stored(self, values: pa.BinaryArray) -> list[Any]:
-        """The stored form of each value: itself, or (value, expires_at)."""
+        """The stored form of each value: itself, or (value, expires_at), as one number where that is the form."""
         if self._migrate is not None:
             migrate = self._migrate
             values = pa.array([migrate(value) for value in values.to_pylist()], pa.binary())
@@ -215,7 +216,8 @@ class EntryDecoder:
             return self._decode(values)
         times = np.ascontiguousarray(rows_of(pc.binary_slice(values, 0, 8), 8, "expiry")).view(">u8").reshape(-1)
         expires = (times.astype(np.uint64) ^ _SIGN).view(np.int64).tolist()
-        return list(zip(self._decode(pc.binary_slice(values, 8, _END)), expires))
+        decoded = self._decode(pc.binary_slice(values, 8, _END))
+        return join(decoded, expires) if is_stamped(self._new) else list(zip(decoded, expires))
 
     def times(self, batch: pa.RecordBatch) -> list[int]:
         """Timestamps of timer entries."""

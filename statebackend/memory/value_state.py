@@ -14,6 +14,7 @@ from statebackend.memory.columns import ColumnTable
 from statebackend.memory.forms import is_int64
 from statebackend.memory.key_index import I64
 from statebackend.memory.layers import MISSING
+from statebackend.memory.stamped import BIAS, MASK, base_of, expiry_of, least_live, value_of
 from statebackend.memory.table_state import TableState
 from statebackend.state import ValueState
 from statebackend.ttl import NEVER, TimeDomain
@@ -212,40 +213,95 @@ class ExactValueState(_Direct):
             self._update_other(value)
 
 
-class DirectTtlValueState(TtlValueState):
-    """TTL without namespaces over integers: the same rules as `TtlValueState`, with fewer calls.
+class StampedValueState(TtlValueState):
+    """Values that expire, over integers: value and expiry are one number."""
 
-    Entries written in one millisecond share one `expires_at` object, which keeps them small.
-    """
+    def _read(self, slot: Any) -> Any:
+        stored = self.delta[slot]
+        if stored is MISSING:
+            return self.default()
+        expiry = self.expiry
+        assert expiry is not None
+        if expiry.now() >= expiry_of(stored):
+            if expiry.on_read:
+                self.remove(slot)
+            if not expiry.returns_expired:
+                return self.default()
+        elif expiry.refresh:
+            self.delta[slot] = base_of(expiry.stamp()) + value_of(stored)
+        return value_of(stored)
 
-    __slots__ = ("_expires", "_stamped", "_time")
+    def update(self, value: Any) -> None:
+        slot = self.slot()
+        if value is None:
+            self.remove(slot)
+        else:
+            assert self.expiry is not None
+            self.delta[slot] = base_of(self.expiry.stamp()) + self.accept(value)
+        self.touched()
+
+    def is_live(self, slot: Any) -> bool:
+        stored = self.delta[slot]
+        assert self.expiry is not None
+        return stored is not MISSING and self.expiry.now() < expiry_of(stored)
+
+    def examine(self, slot: Any, now: int) -> tuple[int, int, int]:
+        stored = self.delta[slot]
+        if stored is MISSING:
+            return 0, 0, NEVER
+        if now < expiry_of(stored):
+            return 1, 0, expiry_of(stored)
+        self.remove(slot)
+        return 1, 1, NEVER
+
+    def update_many(self, keys: pa.Array, values: pa.Array) -> None:
+        assert self.expiry is not None
+        with self.batch(keys) as held:
+            column = self.values_of(values, len(held))
+            delta, base = self.delta, base_of(self.expiry.stamp())
+            for slot, value in zip(self.slots_of(held), column):
+                if value is None:
+                    self.remove(slot)
+                else:
+                    delta[slot] = base + value
+
+
+class DirectTtlValueState(StampedValueState):
+    """The same without namespaces, with fewer calls: what depends on the time is worked out once a millisecond."""
+
+    __slots__ = ("_base", "_live", "_stamped", "_time")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         assert self.expiry is not None
         self._time = self.expiry.now
         self._stamped: int | None = None
-        self._expires = 0
+        self._base = self._live = 0
+
+    def _tick(self, now: int) -> None:
+        expiry = self.expiry
+        assert expiry is not None
+        self.touched()
+        self._base, self._live = base_of(expiry.stamp()), least_live(now)
+        # While clean-up has work to do, each access does a part of it.
+        self._stamped = None if expiry.incremental and now >= expiry.due else now
 
     def value(self) -> Any:
+        if (now := self._time()) != self._stamped:
+            self._tick(now)
         stored = self.delta[self.keyed.key]
-        now = self._time()
-        if now < self.expiry.due and stored is not MISSING and now < stored[1]:  # type: ignore[union-attr]
-            return stored[0]
-        self.touched()
+        if stored is not MISSING and stored >= self._live:
+            return (stored & MASK) - BIAS
         return self._read(self.keyed.key)
 
     def update(self, value: Any) -> None:
         if type(value) is int and ((value > -0x3FFFFFFF and value < 0x3FFFFFFF)
                                    or -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF):
-            now = self._time()
-            if now != self._stamped or now >= self.expiry.due:  # type: ignore[union-attr]
-                self._expires = self.expiry.stamp()  # type: ignore[union-attr]
-                self._stamped = now
-                self.touched()
-            self.delta[self.keyed.key] = (value, self._expires)
+            if (now := self._time()) != self._stamped:
+                self._tick(now)
+            self.delta[self.keyed.key] = self._base + value
         else:
-            TtlValueState.update(self, value)
+            StampedValueState.update(self, value)
 
 
 class SystemTtlValueState(DirectTtlValueState):
@@ -254,41 +310,39 @@ class SystemTtlValueState(DirectTtlValueState):
     `_until` is the second at which the current millisecond ends, or 0 while clean-up has work to do at each access.
     """
 
-    __slots__ = ("_now", "_until")
+    __slots__ = ("_until",)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._now, self._until = 0, 0.0
+        self._until = 0.0
 
-    def _tick(self) -> None:
-        expiry = self.expiry
-        assert expiry is not None
-        self.touched()
-        self._now = now = expiry.now()
-        self._expires = expiry.stamp()
-        self._until = 0.0 if expiry.incremental and now >= expiry.due else (now + 1) / 1000
+    def _next_millisecond(self) -> None:
+        self._tick(now := self._time())
+        self._until = 0.0 if self._stamped is None else (now + 1) / 1000
 
     def value(self) -> Any:
         if time() >= self._until:
-            self._tick()
+            self._next_millisecond()
         stored = self.delta[self.keyed.key]
-        if stored is not MISSING and self._now < stored[1]:
-            return stored[0]
+        if stored is not MISSING and stored >= self._live:
+            return (stored & MASK) - BIAS
         return self._read(self.keyed.key)
 
     def update(self, value: Any) -> None:
         if type(value) is int and ((value > -0x3FFFFFFF and value < 0x3FFFFFFF)
                                    or -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF):
             if time() >= self._until:
-                self._tick()
-            self.delta[self.keyed.key] = (value, self._expires)
+                self._next_millisecond()
+            self.delta[self.keyed.key] = self._base + value
         else:
-            TtlValueState.update(self, value)
+            StampedValueState.update(self, value)
 
 
-def _ttl_class(descriptor: Any, clock: Clock) -> type[MemoryValueState]:
-    if not is_int64(descriptor.value_type) or descriptor.ttl.updates_on_read:
+def _ttl_class(descriptor: Any, named: bool, clock: Clock) -> type[MemoryValueState]:
+    if not is_int64(descriptor.value_type):
         return TtlValueState
+    if named or descriptor.ttl.updates_on_read:
+        return StampedValueState
     on_system_clock = descriptor.ttl.time is TimeDomain.PROCESSING and type(clock) is SystemClock
     return SystemTtlValueState if on_system_clock else DirectTtlValueState
 
@@ -296,9 +350,9 @@ def _ttl_class(descriptor: Any, clock: Clock) -> type[MemoryValueState]:
 def value_state_class(descriptor: Any, named: bool, clock: Clock) -> type[MemoryValueState]:
     """The class that serves a value state best."""
     kind = descriptor.value_type
-    plain = not named and kind.immutable
     if descriptor.ttl is not None:
-        return _ttl_class(descriptor, clock) if plain else TtlValueState
+        return _ttl_class(descriptor, named, clock)
+    plain = not named and kind.immutable
     if plain and is_int64(kind):
         return IntValueState
     if plain and (type(kind) is BoolType or (type(kind) is FloatType and kind.bits == 64)):

@@ -13,6 +13,7 @@ from statebackend.memory.expiry import Expiry
 from statebackend.memory.layers import Layer, Layers, chunks
 from statebackend.memory.map_state import MapPart
 from statebackend.memory.runs import Rows
+from statebackend.memory.stamped import is_stamped, least_live
 from statebackend.schema import StateSchema
 
 
@@ -117,6 +118,9 @@ class TableView:
         if self._kind is StateKind.LIST:
             lists = [(slot, [pair for pair in stored if now < pair[1]]) for slot, stored in entries]
             return [entry for entry in lists if entry[1]]
+        if is_stamped(self.schema):
+            live = least_live(now)
+            return [entry for entry in entries if entry[1] >= live]
         return [entry for entry in entries if now < entry[1][1]]
 
     def _live_map(self, entries: dict[Any, Any]) -> dict[Any, Any]:

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.dataflow.functions import KeyedProcessFunction
+from checkpoint.storage.faults import FaultyDriver
+from checkpoint.storage.retry import RetryPolicy
 from checkpoint.storage.store import FileStore
 from spark_integration import task as tasks
 from spark_integration.cache import WorkerCache
@@ -22,7 +24,7 @@ from spark_integration.operators import Columns, FunctionOperator, OutputSchema
 from spark_integration.rows import OutputBuilder
 from spark_integration.taskinfo import TaskInfo
 from statebackend import ListStateDescriptor, ValueStateDescriptor
-from statebackend.errors import Conflict, CorruptData, HoldfastError, IncompatibleState, InvalidRequest
+from statebackend.errors import Conflict, CorruptData, HoldfastError, IncompatibleState, InvalidRequest, Unavailable
 from statebackend.keygroups import key_groups_of
 from statebackend.types import state_type
 
@@ -215,6 +217,51 @@ def test_a_missing_or_damaged_file_is_named(cluster: Cluster, tmp_path: Path) ->
         path.write_bytes(bytes(data))
     with pytest.raises(CorruptData, match="damaged"):
         cluster.attempt(1, 0, 1, ROWS, worker=1)
+
+
+def failing_store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> FaultyDriver:
+    """From now on the tasks' storage does what the driver returned is told."""
+    faults = FaultyDriver(FileStore.at(cluster.checkpoint).driver)
+    store = FileStore(faults, cluster.checkpoint, retry=RetryPolicy(attempts=4, first_pause=0.001, timeout=0.5))
+    monkeypatch.setattr(tasks, "epoch_store", lambda plan: EpochStore(store, plan.uid))
+    return faults
+
+
+@pytest.mark.parametrize("operation", ["read", "create", "put", "files", "info", "part", "complete"])
+@pytest.mark.parametrize("fault", ["fails twice", "loses replies", "hangs"])
+def test_storage_that_stumbles_is_tried_again(operation: str, fault: str, cluster: Cluster,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.batch(0, 2, ROWS)
+    faults = failing_store(cluster, monkeypatch)
+    if fault == "hangs":
+        faults.hang(operation, times=1, seconds=30)
+    else:
+        faults.fail(operation, times=2, after=fault == "loses replies")
+    cluster.batch(1, 2, ROWS)
+    faults.heal()
+    assert {row["user"]: row["n"] for row in cluster.batch(2, 2, ROWS)} == Counter(3 * [user for user, _ in ROWS])
+
+
+def test_storage_that_is_down_fails_the_batch_and_leaves_the_epoch_before(
+        cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever call of a batch is the first that gets no answer: running the batch again gives what it should."""
+    cluster.batch(0, 2, ROWS)
+    faults = failing_store(cluster, monkeypatch)
+    began = faults.calls["*"]
+    cluster.batch(1, 2, ROWS)
+    calls, failed = faults.calls["*"] - began, 0
+    for batch, at in enumerate(range(1, calls + 1, 3), start=2):
+        faults.fail("*", at=at, times=10**6, error=ConnectionError("down"))
+        try:
+            cluster.batch(batch, 2, ROWS)
+        except Unavailable as error:
+            assert "in 4 attempts: ConnectionError: down" in str(error)
+            failed += 1
+        faults.heal()
+        out = cluster.batch(batch, 2, ROWS)
+        assert {row["user"]: row["n"] for row in out} == {
+            user: count * (batch + 1) for user, count in Counter(user for user, _ in ROWS).items()}
+    assert failed >= 3
 
 
 def test_old_epochs_are_forgotten_and_the_rest_still_restores(cluster: Cluster) -> None:

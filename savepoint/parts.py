@@ -12,7 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from savepoint.format import COMPRESSION, COMPRESSION_LEVEL, KEY, LARGEST_KEYS, MAX_ROWS, MIN_ROWS, PART_ROWS
+from savepoint.format import (
+    COMPRESSION,
+    COMPRESSION_LEVEL,
+    KEY,
+    KEY_GROUP,
+    LARGEST_KEYS,
+    LIST_INDEX,
+    MAX_ROWS,
+    MIN_ROWS,
+    PART_ROWS,
+    TIMESTAMP,
+)
 from savepoint.values import to_plain
 from statebackend.errors import CorruptData
 from statebackend.files import FileWriter, StateFile
@@ -158,7 +169,8 @@ class _Part:
         self._sink = WritableFile(file)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, mode="w"), schema, compression=COMPRESSION,
-            compression_level=COMPRESSION_LEVEL, use_dictionary=False, write_statistics=True)
+            compression_level=COMPRESSION_LEVEL, use_dictionary=False, write_statistics=True,
+            column_encoding=delta_encoded(schema))
         self._buffer: list[pa.RecordBatch] = []
         self._buffered = 0
         self._first_buffered = 0
@@ -223,6 +235,13 @@ class _Part:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
+
+
+def delta_encoded(schema: pa.Schema) -> dict[str, str]:
+    """The sorted columns of whole numbers, which are smaller, and faster to write and to read, as differences."""
+    names = [name for name in (KEY_GROUP, TIMESTAMP, KEY, LIST_INDEX) if name in schema.names
+             and (pa.types.is_integer(schema.field(name).type) or pa.types.is_temporal(schema.field(name).type))]
+    return dict.fromkeys(names, "DELTA_BINARY_PACKED")
 
 
 class LargestKeys:

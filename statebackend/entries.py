@@ -48,6 +48,10 @@ _SIGN = 1 << 63
 _U64 = struct.Struct(">Q")
 
 
+_RADIX_WIDTH = 24
+"""Keys up to so many bytes are sorted by radix; beyond it comparing wins."""
+
+
 def pack_time(milliseconds: int) -> bytes:
     """Eight bytes that sort like the signed number: used for `expires_at` and timer timestamps."""
     return _U64.pack(milliseconds + _SIGN)
@@ -183,12 +187,9 @@ def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
     """Apply the rows of one key group in order: the last row of a key wins, and prefix deletes kill what came before."""
     if _is_final(table):
         return table
-    rows = pa.array(np.arange(table.num_rows))
-    table = table.append_column("row", rows).take(
-        pc.sort_indices(table.append_column("row", rows), [("key", "ascending"), ("row", "ascending")]))
-    table = table.combine_chunks()
+    order = _stable_order(_one_chunk(table.column("key")))
+    table = table.take(pa.array(order))
     ops = table.column("op").to_numpy()
-    order = table.column("row").to_numpy()
     keys = _one_chunk(table.column("key"))
     last = np.ones(len(ops), bool)
     last[:-1] = ~pc.equal(keys.slice(0, len(keys) - 1), keys.slice(1)).to_numpy(zero_copy_only=False)
@@ -206,7 +207,33 @@ def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
             alive[begin:end] &= order[begin:end] >= order[index]
     if not keep_deletes:
         alive &= ops == OP_PUT
-    return table.select(["key", "value", "op"]).filter(pa.array(alive)).replace_schema_metadata(ENTRY_SCHEMA.metadata)
+    if alive.all():
+        return table
+    return table.filter(pa.array(alive))
+
+
+def _stable_order(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of keys, equal ones as they came.
+
+    Keys of one short length are sorted two bytes at a time from the last on, which numpy does by radix: several times
+    faster than comparing, and bytes that all keys share (key group, state, no namespace) cost nothing.
+    """
+    rows = len(keys)
+    buffers = keys.buffers()
+    bounds = np.frombuffer(buffers[1], np.int32, rows + 1, keys.offset * 4)
+    width = int(bounds[1] - bounds[0])
+    if not 0 < width <= _RADIX_WIDTH or (np.diff(bounds) != width).any():
+        table = pa.table({"key": keys, "row": np.arange(rows)})
+        return np.asarray(pc.sort_indices(table, [("key", "ascending"), ("row", "ascending")]).to_numpy(), np.int64)
+    matrix = np.frombuffer(buffers[2], np.uint8, rows * width, int(bounds[0])).reshape(rows, width)
+    order = np.arange(rows)
+    for column in range(width - 1, -1, -2):
+        digit = matrix[:, column].astype(np.uint16)
+        if column:
+            digit |= matrix[:, column - 1].astype(np.uint16) << 8
+        if (digit != digit[0]).any():
+            order = order[np.argsort(digit[order], kind="stable")]
+    return order
 
 
 def _is_final(table: pa.Table) -> bool:

@@ -13,7 +13,7 @@ from benchmarks.service_client import Connection, MeasuredService
 
 JOBS, CLIENTS, RATE, REPORT_SECONDS = 1_000, 50, 300, 5.0
 REPORTERS = 50
-READS = {"/jobs/{}": 0.3, "/jobs/{}/checkpoints": 0.3, "/jobs/{}/checkpoints/details/50": 0.15,
+READS = {"/jobs/{}": 0.3, "/jobs/{}/checkpoints": 0.3, "/jobs/{}/checkpoints/details/100": 0.15,
          "/jobs/{}/checkpoints/config": 0.1, "/jobs/{}/metrics": 0.09, "/jobs/overview": 0.01, "/overview": 0.05}
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.claiming import claim_launch
-from api.cli.output import Output, emit_object, note, warn
+from api.cli.output import Format, Output, emit_object, note, warn
+from api.cli.run_options import Job, RunOptions, takes_run_options
 from api.cli.settings import quiet
-from statebackend.errors import HoldfastError, InvalidRequest
+from api.rest.claiming import claim_launch
+from statebackend.errors import HoldfastError
 
 if TYPE_CHECKING:
     from checkpoint.runtime.job import JobHandle
@@ -24,44 +25,13 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.command()
+@takes_run_options
 def run(
-    job: Annotated[str, typer.Argument(metavar="JOB.PY:FLOW", help="The job file and the flow in it.")],
-    checkpoint_dir: Annotated[str | None, typer.Option("--checkpoint-dir", envvar="HOLDFAST_CHECKPOINT_DIR",
-                                                       help="Folder or URL where checkpoints are kept.")] = None,
-    checkpoint_interval: Annotated[str, typer.Option("--checkpoint-interval", envvar="HOLDFAST_CHECKPOINT_INTERVAL",
-                                                     help="Time between checkpoints; 0 for none.")] = "1s",
-    backend: Annotated[str, typer.Option("--backend", envvar="HOLDFAST_BACKEND",
-                                         help="memory, filesystem or rocksdb.")] = "filesystem",
-    runtime: Annotated[str, typer.Option("--runtime", envvar="HOLDFAST_RUNTIME",
-                                         help="threads, processes or spark.")] = "threads",
+    job: Job,
+    options: RunOptions,
     restore: Annotated[str | None, typer.Option(
         "--restore", metavar="latest|PATH", help="Go on from this flow's newest checkpoint, or start a new job from a "
         "checkpoint or savepoint.")] = None,
-    parallelism: Annotated[list[str] | None, typer.Option(
-        "--parallelism", "-p", metavar="N|UID=N", envvar="HOLDFAST_PARALLELISM",
-        help="Parallelism of all operators, or of one; repeatable.")] = None,
-    map_uid: Annotated[list[str] | None, typer.Option(
-        "--map-uid", metavar="OLD=NEW", help="Give the state of a stored operator to another one; repeatable.")] = None,
-    allow_non_restored_state: Annotated[bool, typer.Option(
-        "--allow-non-restored-state", help="Drop the state of operators that the flow no longer has.")] = False,
-    claim: Annotated[bool, typer.Option("--claim", help="Own the checkpoint restored from PATH, and delete it once it is "
-                                                        "no longer needed.")] = False,
-    unaligned: Annotated[bool, typer.Option("--unaligned", help="Barriers overtake records.")] = False,
-    checkpoint_timeout: Annotated[str, typer.Option("--checkpoint-timeout", help="A checkpoint that takes longer is given "
-                                                                                 "up.")] = "10m",
-    tolerable_failures: Annotated[int, typer.Option(
-        "--tolerable-failures", help="Failed checkpoints in a row that the job survives; one more restarts it.")] = 0,
-    retained: Annotated[int, typer.Option("--retained", help="Completed checkpoints to keep.")] = 1,
-    savepoint_dir: Annotated[str | None, typer.Option("--savepoint-dir", help="Default folder of savepoints.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", help="Worker processes, or Spark tasks, to spread subtasks "
-                                                                   "over.")] = None,
-    master: Annotated[str | None, typer.Option("--master", help="Spark's master, for --runtime spark: local[4], "
-                                                                "spark://host:7077, ...")] = None,
-    conf: Annotated[list[str] | None, typer.Option(
-        "--conf", metavar="NAME=VALUE", help="A Spark setting, for --runtime spark; repeatable.")] = None,
-    unfenced: Annotated[bool, typer.Option("--unfenced", help="Accept a store without conditional create.")] = False,
-    service: Annotated[str | None, typer.Option("--service", envvar="HOLDFAST_SERVICE",
-                                                help="URL of the service to report to.")] = None,
     output: Output = None,
 ) -> None:
     """Run a dataflow with exactly-once checkpoints until its sources end.
@@ -75,39 +45,37 @@ def run(
       holdfast run job.py:flow --checkpoint-dir s3://bucket/checkpoints --backend rocksdb --runtime processes
       holdfast run job.py:flow --checkpoint-dir s3://bucket/checkpoints --runtime spark --master spark://host:7077
     """
+    run_job(job, options, restore, output)
+
+
+def run_job(job: str, options: RunOptions, restore: str | None, output: Format | None) -> None:
+    """Run a job to its end and tell how it went."""
     claim_launch()
-    from checkpoint.protocol.settings import CheckpointSettings
     from checkpoint.runtime.loading import load_flow, shadowed, split_reference
 
     for name in shadowed(split_reference(job)[0]):
         warn(f"the job's folder has a module {name!r}, but that name is a package of holdfast: `import {name}` in the "
              "job finds holdfast's; rename yours")
     flow = load_flow(job)
-    no_interval = checkpoint_interval.strip() in ("0", "none")
-    settings = CheckpointSettings(interval=None if no_interval or checkpoint_dir is None else checkpoint_interval,
-                                  timeout=checkpoint_timeout, tolerable_failures=tolerable_failures,
-                                  unaligned=unaligned, retained=retained, savepoint_dir=savepoint_dir)
-    arguments: dict[str, Any] = {
-        "checkpoint_dir": checkpoint_dir, "backend": backend, "settings": settings, "restore": restore,
-        "parallelism": parallelism_of(parallelism or []), "uid_mapping": dict(pair_of(item) for item in map_uid or []),
-        "allow_non_restored_state": allow_non_restored_state, "unfenced": unfenced,
-        "job_id": os.environ.get("HOLDFAST_JOB_ID")}
-    if runtime == "spark":
+    if options.runtime == "spark":
         from spark_integration import SparkRuntime
 
-        config = dict(pair_of(item, "a Spark setting is NAME=VALUE") for item in conf or [])
-        handle = SparkRuntime(master=master, config=config).start(flow, workers=workers, claim=claim, **arguments)
+        handle = SparkRuntime(master=options.master, config=options.spark_settings()).start(
+            flow, workers=options.workers, claim=options.claim, restore=restore,
+            job_id=os.environ.get("HOLDFAST_JOB_ID"), **options.arguments())
     else:
         from checkpoint.runtime.job import start
 
-        handle = start(flow, runtime=runtime, job=job, workers=workers, claim=claim, **arguments)
+        handle = start(flow, runtime=options.runtime, job=job, workers=options.workers, claim=options.claim,
+                       restore=restore, job_id=os.environ.get("HOLDFAST_JOB_ID"), **options.arguments())
     if restore == "latest" and handle.restore_point is None:
-        note(f"no checkpoint of {flow.name!r} below {checkpoint_dir}: starting fresh")
-    elif handle.restore_point is not None:
-        note(f"restored from {handle.restore_point.url}")
-    if checkpoint_dir is None:
+        note(f"no checkpoint of {flow.name!r} below {options.checkpoint_dir}: starting fresh")
+    elif handle.restore_point is not None and handle.restore_point.again:
+        note(f"the last run of {flow.name!r} was restored from {handle.restore_point.url} and completed no checkpoint: "
+             "that is the latest there is")
+    if options.checkpoint_dir is None:
         note("no --checkpoint-dir: nothing of this run's state will be kept")
-    with _reporting(handle, service):
+    with _reporting(handle, options.service):
         _follow(handle)
     result = handle.wait()
     shown = {"job_id": result.job_id, "state": result.state, "checkpoint": result.checkpoint,
@@ -115,25 +83,6 @@ def run(
     emit_object(shown, output, name="job_id", show=lambda: print(
         f"{result.state.lower()} after {result.duration_seconds:.1f} s, job {result.job_id}"
         + (f", checkpoint {result.checkpoint}" if result.checkpoint else "")))
-
-
-def parallelism_of(given: list[str]) -> dict[str, int]:
-    """`4` for all operators, `count=8` for one, as `start` takes them."""
-    chosen: dict[str, int] = {}
-    for item in given:
-        uid, equals, number = item.rpartition("=")
-        if not number.isdigit() or int(number) < 1:
-            raise InvalidRequest("parallelism is a whole number of at least 1, or UID=NUMBER", found=item)
-        chosen[uid if equals else ""] = int(number)
-    return chosen
-
-
-def pair_of(item: str, rule: str = "a mapping of uids is OLD=NEW") -> tuple[str, str]:
-    """Both sides of `OLD=NEW`."""
-    old, equals, new = item.partition("=")
-    if not equals or not old or not new:
-        raise InvalidRequest(rule, found=item)
-    return old, new
 
 
 def _reporting(handle: JobHandle, service: str | None) -> Any:
@@ -179,9 +128,12 @@ def _stop(handle: JobHandle) -> None:
 
 def _show_progress(handle: JobHandle) -> None:
     shown, before, at = sys.stderr.isatty() and not quiet(), 0, time.monotonic()
+    told = handle.restore_point is None
     while True:
+        if not told:
+            told = _tell_restored(handle)
         try:
-            handle.wait(0.5)
+            handle.wait(0.5 if told else 0.05)
         except TimeoutError:
             if shown:
                 before, at = _progress_line(handle, before, at)
@@ -189,8 +141,17 @@ def _show_progress(handle: JobHandle) -> None:
         except HoldfastError:
             pass
         break
+    if not told:
+        _tell_restored(handle)
     if shown:
         print(file=sys.stderr)
+
+
+def _tell_restored(handle: JobHandle) -> bool:
+    """Say it once it is true: a subtask may refuse what it is given."""
+    if handle.has_started and handle.restore_point is not None:
+        note(f"restored from {handle.restore_point.url}")
+    return handle.has_started
 
 
 def _progress_line(handle: JobHandle, before: int, at: float) -> tuple[int, float]:

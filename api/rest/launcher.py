@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from api.cli.claiming import CLAIM_VARIABLE, SECOND, claimant
+from api.rest.claiming import CLAIM_VARIABLE, SECOND, claimant
 from api.rest.registry import Command, Registry, new_id, now_ms
 from api.rest.roots import Roots
 from api.rest.settings import ServiceSettings

@@ -62,12 +62,6 @@ class Operations:
     def resume(self) -> None:
         """Take up what an earlier run of the service left unfinished."""
         for operation in self._registry.unfinished_operations():
-            if operation.status == "RUNNING" and operation.result.get(_BEGAN):
-                if work.finished_already(operation.kind, operation.arguments):
-                    self._registry.update_operation(operation.id, "COMPLETED", 1.0,
-                                                    work.result_of(operation.kind, operation.arguments))
-                    continue
-                work.remove_partial(operation.arguments)
             self._queue.put(operation.id)
 
     def close(self) -> None:
@@ -82,11 +76,9 @@ class Operations:
 
     def _run(self, operation: Operation) -> None:
         try:
-            if not operation.result.get(_BEGAN):
-                # Only what this operation itself began is taken for its work, or removed, after a kill.
-                began = {_BEGAN: True} if work.nothing_there(operation.kind, operation.arguments) else {}
-                self._registry.update_operation(operation.id, "RUNNING", 0.0, began)
-            result = work.run(operation.kind, operation.arguments, self._progress_of(operation.id))
+            result = self._left_behind(operation)
+            if result is None:
+                result = work.run(operation.kind, operation.arguments, self._progress_of(operation.id))
         except Canceled:
             self._registry.update_operation(operation.id, "CANCELED", 0.0, {})
         except HoldfastError as error:
@@ -97,6 +89,20 @@ class Operations:
         else:
             self._registry.update_operation(operation.id, "COMPLETED", 1.0, result)
         self._canceled.discard(operation.id)
+
+    def _left_behind(self, operation: Operation) -> dict[str, Any] | None:
+        """The result of an operation that a killed service had brought to its end; else it may begin, with nothing there.
+
+        Only what the operation itself began is taken for its work, or removed.
+        """
+        if operation.result.get(_BEGAN):
+            if work.finished_already(operation.kind, operation.arguments):
+                return work.result_of(operation.kind, operation.arguments)
+            work.remove_partial(operation.arguments)
+            return None
+        began = {_BEGAN: True} if work.nothing_there(operation.kind, operation.arguments) else {}
+        self._registry.update_operation(operation.id, "RUNNING", 0.0, began)
+        return None
 
     def _progress_of(self, operation_id: str) -> Progress:
         last = 0.0

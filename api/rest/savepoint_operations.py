@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from checkpoint.storage import FileStore
+from checkpoint.storage.urls import split_url
 from statebackend.errors import HoldfastError
 
 Progress = Callable[[int, int], None]
@@ -43,8 +44,9 @@ def remove_partial(arguments: dict[str, Any]) -> None:
     destination = arguments.get("destination")
     if destination is None or _published(str(destination)):
         return
-    with FileStore.at(str(destination)) as store:
-        store.delete_tree("")
+    parent, name = split_url(str(destination))
+    with FileStore.at(parent) as store:
+        store.delete_tree(name)
 
 
 def _published(url: str) -> bool:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 JOB_FILE = '''
+import os
+
 from checkpoint import Dataflow, FileSink, GeneratorSource, KeyedProcessFunction
 from statebackend import ValueStateDescriptor
 
@@ -29,11 +31,22 @@ class Count(KeyedProcessFunction):
         yield {"user": ctx.key, "n": self.total.value()}
 
 
+with open(f"FOLDER/started-{os.environ.get('HOLDFAST_JOB_ID')}", "a") as started:
+    started.write("once\\n")
 flow = Dataflow("clicks")
 clicks = flow.source(GeneratorSource(lambda n: {"user": f"user-{n % 97}"}, rate=2000), uid="clicks")
 counts = clicks.key_by(lambda click: click["user"], key_type=str).process(Count(), uid="count", parallelism=2)
 counts.sink(FileSink("OUT"), uid="out")
 '''
+
+DYING = """
+import os, signal, sys
+from api.cli.main import main
+from api.rest import launcher
+point = sys.argv.pop(1)
+launcher.reached = lambda found: os.kill(os.getpid(), signal.SIGKILL) if found == point else None
+main()
+"""
 
 
 class ServiceProcess:
@@ -43,15 +56,17 @@ class ServiceProcess:
         self.folder, self.root, self.jobs = folder, folder / "root", folder / "jobs"
         self.root.mkdir()
         self.jobs.mkdir()
-        (self.jobs / "clicks.py").write_text(JOB_FILE.replace("OUT", str(folder / "out")))
+        (self.jobs / "clicks.py").write_text(JOB_FILE.replace("OUT", str(folder / "out")).replace("FOLDER", str(folder)))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> ServiceProcess:
-        command = [sys.executable, "-m", "api.cli.main", "serve", "--port", str(self.port), "--root", str(self.root),
+    def start(self, *, die_at: str | None = None) -> ServiceProcess:
+        """Start it and wait until it answers; `die_at` names a moment of a launch in which it kills itself."""
+        program = ["-m", "api.cli.main"] if die_at is None else ["-c", DYING, die_at]
+        command = [sys.executable, *program, "serve", "--port", str(self.port), "--root", str(self.root),
                    "--database", str(self.folder / "service.db"), "--jobs-dir", str(self.jobs), "--lost-after", "5s"]
         with open(self.folder / "service.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)

@@ -133,3 +133,19 @@ def test_a_job_folder_with_modules_named_like_ours_does_not_break_us(folder):
     assert "'checkpoint'" in done.stderr
     assert "'api'" in done.stderr
     assert counts(folder) == expected(300)
+
+
+def test_a_restore_that_is_refused_does_not_say_that_it_restored(folder):
+    code, out, err = finish(holdfast(folder, "job.py:flow", "--checkpoint-dir", "chk", "-o", "json"))
+    assert code == 0, err
+    path = json.loads(out)["checkpoint"]
+    (folder / "job.py").write_text(JOB.replace('"count", int, default=0', '"count", bytes, default=b""'))
+    code, _, err = finish(holdfast(folder, "job.py:flow", "--checkpoint-dir", "new", "--restore", path))
+    assert code == 5, err
+    assert "restored from" not in err
+    assert "'count'" in err
+    (folder / "job.py").write_text(JOB)
+    code, _, err = finish(holdfast(folder, "job.py:flow", "--checkpoint-dir", "new", "--restore", "latest"))
+    assert code == 0, err
+    assert "completed no checkpoint" in err
+    assert f"restored from {path}" in err

@@ -28,8 +28,11 @@ def slots_of(context: Any) -> Slots:
     """What Spark's own check for barrier stages counts, less what runs now."""
     spark = context._jsc.sc()
     total = spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile())
-    busy = sum(executor.numRunningTasks() for executor in spark.statusTracker().getExecutorInfos())
-    return Slots(int(total), int(busy))
+    # The scheduler's own count: what the status tracker tells can be seconds old.
+    running, busy = spark.taskScheduler().runningTasksByExecutors().valuesIterator(), 0
+    while running.hasNext():
+        busy += int(running.next())
+    return Slots(int(total), busy)
 
 
 def require_slots(context: Any, needed: int, wait_seconds: float = WAIT_SECONDS) -> None:

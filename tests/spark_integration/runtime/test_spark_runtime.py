@@ -14,6 +14,7 @@ import pytest
 from checkpoint import CheckpointSettings, CollectionSource, Dataflow, FileSink, FixedDelay, run, start
 from checkpoint.runtime.network import TcpNetwork
 from spark_integration import SparkRuntime
+from spark_integration.runtime.slots import slots_of
 from statebackend import HoldfastError, InvalidRequest, Unavailable
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -56,8 +57,7 @@ def completed(handle: Any) -> int:
 
 
 def running_tasks(spark: Any) -> int:
-    infos = spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
-    return sum(info.numRunningTasks() for info in infos)
+    return slots_of(spark.sparkContext).busy
 
 
 def test_a_flow_runs_on_spark_exactly_once(spark, job):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
+from itertools import pairwise
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -15,6 +16,8 @@ from statebackend.errors import CorruptData, IncompatibleState
 from statebackend.files import SnapshotSource, StateFile
 from statebackend.keygroups import KeyGroupRange
 from statebackend.operator_state import OperatorStateSnapshot
+from statebackend.schema import require_key_type
+from statebackend.types import StateType, state_type_from_json
 
 ChannelPart = tuple[str, int, int, bool, list[bytes], tuple[int, ...]]
 """Records in flight on one channel: edge, sender, receiver, output, batches as the records codec wrote them, and how many
@@ -72,6 +75,20 @@ def _plug_in(name: str) -> Any:
         if entry.name == name:
             return entry.load()()
     raise IncompatibleState("a snapshot is stored in a format that is not installed here", found=name)
+
+
+def require_restorable(handles: Sequence[KeyedHandle], key_type: StateType, max_parallelism: int, uid: str) -> None:
+    """Refuse handles that don't fit the operator, and two that hold the same key group: which is right, none can tell."""
+    for handle in handles:
+        require_key_type(state_type_from_json(handle.key_type), key_type, uid)
+        if handle.max_parallelism != max_parallelism:
+            raise IncompatibleState("a snapshot was taken with another max parallelism", operator=uid,
+                                    expected=max_parallelism, found=handle.max_parallelism,
+                                    hint="keep the max parallelism, or change it with `holdfast savepoint rescale`")
+    for left, right in pairwise(sorted((handle.key_groups for handle in handles), key=lambda held: held.first)):
+        if left.last >= right.first:
+            raise IncompatibleState("two parts of a snapshot hold the same key group", operator=uid,
+                                    key_group=right.first, hint="give each part once, and parts of one checkpoint only")
 
 
 def handle_layers(handle: KeyedHandle, source: SnapshotSource,

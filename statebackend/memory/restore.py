@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 from statebackend.backend import KeyedHandle
 from statebackend.codecs.arrays import joined, rows_of
 from statebackend.entries import merge_entries
-from statebackend.errors import CorruptData, IncompatibleState
+from statebackend.errors import CorruptData
 from statebackend.files import SnapshotSource
-from statebackend.formats import handle_layers
+from statebackend.formats import handle_layers, require_restorable
 from statebackend.keygroups import KeyGroupRange
 from statebackend.memory.encode import fixed_bytes
 from statebackend.memory.forms import KeyForm, decoder
 from statebackend.memory.stamped import is_stamped, join
-from statebackend.schema import StateSchema, is_identity, migrator, require_key_type, united_schema
-from statebackend.types import StateType, state_type_from_json
+from statebackend.schema import StateSchema, is_identity, migrator, united_schema
+from statebackend.types import StateType
 
 _END = 2**31 - 1
 _SIGN = np.uint64(1 << 63)
@@ -81,12 +81,8 @@ def read_handles(handles: Sequence[KeyedHandle], source: SnapshotSource, key_typ
                  key_groups: KeyGroupRange, uid: str, take_id: Callable[[str], int]) -> dict[str, RawState]:
     """All entries of the range, by state name, under the state ids of this backend."""
     states: dict[str, RawState] = {}
+    require_restorable(handles, key_type, max_parallelism, uid)
     for handle in handles:
-        require_key_type(state_type_from_json(handle.key_type), key_type, uid)
-        if handle.max_parallelism != max_parallelism:
-            raise IncompatibleState("a snapshot was taken with another max parallelism", operator=uid,
-                                    expected=max_parallelism, found=handle.max_parallelism,
-                                    hint="keep the max parallelism, or change it with holdfast savepoint rescale")
         held = {schema.state_id: schema for schema in handle.schemas}
         for schema in handle.schemas:
             if schema.name not in states:

@@ -16,9 +16,9 @@ import pyarrow as pa
 from statebackend.backend import KeyedHandle
 from statebackend.descriptors import StateKind
 from statebackend.entries import OP_DELETE, OP_DELETE_PREFIX, OP_PUT, merge_entries, read_entries
-from statebackend.errors import IncompatibleState, InvalidRequest
+from statebackend.errors import InvalidRequest
 from statebackend.files import SnapshotSource
-from statebackend.formats import handle_layers
+from statebackend.formats import handle_layers, require_restorable
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocksdb.context import bytes_of, optional_bytes_of
 from statebackend.rocksdb.format import fetch_part
@@ -26,8 +26,8 @@ from statebackend.rocksdb.handles import FORMAT, Chain, StoredPart, chain_of
 from statebackend.rocksdb.parts import Part, Parts
 from statebackend.rocksdb.store import Operation, Store
 from statebackend.rocksdb.writeback import after
-from statebackend.schema import StateSchema, require_key_type, state_id_of, united_schema
-from statebackend.types import StateType, state_type_from_json
+from statebackend.schema import StateSchema, state_id_of, united_schema
+from statebackend.types import StateType
 
 MOST_PARTS = 16
 """More databases than this in one backend would cost more than writing them anew."""
@@ -56,8 +56,7 @@ def restore(handles: Sequence[KeyedHandle], source: SnapshotSource | None, direc
             key_type: StateType, max_parallelism: int, open_store: OpenStore, uid: str) -> Restored:
     """Open the state of all handles that falls into the range; nothing stays open if that fails."""
     wanted = [handle for handle in handles if handle.key_groups.intersect(key_groups) is not None]
-    for handle in handles:
-        _check_handle(handle, key_type, max_parallelism, uid)
+    require_restorable(handles, key_type, max_parallelism, uid)
     if wanted and source is None:
         raise InvalidRequest("restoring needs a source that reads the files", uid=uid)
     schemas, renumbered = _united_schemas(wanted)
@@ -80,14 +79,6 @@ def restore(handles: Sequence[KeyedHandle], source: SnapshotSource | None, direc
             part.store.close()
         raise
     return Restored(parts, schemas, sequence, clipped)
-
-
-def _check_handle(handle: KeyedHandle, key_type: StateType, max_parallelism: int, uid: str) -> None:
-    if handle.max_parallelism != max_parallelism:
-        raise IncompatibleState("stored state has another max parallelism", operator=uid, expected=max_parallelism,
-                                found=handle.max_parallelism,
-                                hint="keep the max parallelism, or rewrite the savepoint with `holdfast savepoint rescale`")
-    require_key_type(state_type_from_json(handle.key_type), key_type, uid)
 
 
 def _united_schemas(handles: Sequence[KeyedHandle]) -> tuple[dict[str, StateSchema], dict[int, dict[int, int]]]:

@@ -12,6 +12,7 @@ import pytest
 from statebackend import (
     Closed,
     Conflict,
+    IncompatibleState,
     InvalidRequest,
     KeyGroupRange,
     ListStateDescriptor,
@@ -224,3 +225,11 @@ def test_everything_is_refused_after_close(stage: Any) -> None:
         backend.keyed(uid="two", key_type=int)
     with pytest.raises(Closed):
         backend.operator(uid="two")
+
+
+def test_two_parts_that_hold_the_same_key_groups_are_refused(stage: Any) -> None:
+    keyed = stage.keyed(str)
+    keyed.state(ListStateDescriptor("l", int))
+    handle = stage.checkpoint(keyed)
+    with pytest.raises(IncompatibleState, match=r"same key group.*each part once"):
+        stage.keyed(str, restore=[handle, handle])

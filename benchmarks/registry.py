@@ -9,7 +9,7 @@ from benchmarks.measure import Benchmark
 from statebackend.errors import NotFound
 
 MODULES = ("state_access", "state_batch", "state_snapshots", "state_restore", "dataflow_throughput", "savepoint_files",
-           "spark_streaming", "service_load", "coordinator_scale")
+           "spark_streaming", "service_load", "service_reads", "coordinator_scale")
 
 
 def all_benchmarks() -> dict[str, type[Benchmark]]:

@@ -46,7 +46,7 @@ def check_job(path: str, job: str, map_uid: list[str] | None, allow_non_restored
               parallelism: list[str] | None) -> RestoreReport:
     """The report of a dry run."""
     import savepoint
-    from api.cli.run import pair_of, parallelism_of
+    from api.cli.run_options import pair_of, parallelism_of
     from checkpoint.runtime.checking import check_restore
     from checkpoint.runtime.loading import load_flow
 

@@ -8,6 +8,7 @@ import typer
 
 from api.cli import output as out
 from api.cli.output import Format, Output
+from api.cli.run_options import Job, RunOptions, takes_run_options
 
 if TYPE_CHECKING:
     from checkpoint.runtime.checking import RestoreReport
@@ -16,31 +17,17 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, add_completion=Fa
 
 
 @app.command()
+@takes_run_options
 def restore(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Folder or URL of a savepoint or checkpoint.")],
-    job: Annotated[str, typer.Argument(metavar="JOB.PY:FLOW", help="The job file and the flow in it.")],
-    checkpoint_dir: Annotated[str | None, typer.Option("--checkpoint-dir", envvar="HOLDFAST_CHECKPOINT_DIR",
-                                                       help="Folder or URL where checkpoints are kept.")] = None,
-    checkpoint_interval: Annotated[str, typer.Option("--checkpoint-interval", envvar="HOLDFAST_CHECKPOINT_INTERVAL",
-                                                     help="Time between checkpoints; 0 for none.")] = "1s",
-    backend: Annotated[str, typer.Option("--backend", envvar="HOLDFAST_BACKEND",
-                                         help="memory, filesystem or rocksdb.")] = "filesystem",
-    runtime: Annotated[str, typer.Option("--runtime", envvar="HOLDFAST_RUNTIME",
-                                         help="threads, processes or spark.")] = "threads",
-    parallelism: Annotated[list[str] | None, typer.Option(
-        "--parallelism", "-p", metavar="N|UID=N", help="Parallelism of all operators, or of one; repeatable.")] = None,
-    map_uid: Annotated[list[str] | None, typer.Option(
-        "--map-uid", metavar="OLD=NEW", help="Give the state of a stored operator to another one; repeatable.")] = None,
-    allow_non_restored_state: Annotated[bool, typer.Option(
-        "--allow-non-restored-state", help="Drop the state of operators that the flow no longer has.")] = False,
-    service: Annotated[str | None, typer.Option("--service", envvar="HOLDFAST_SERVICE",
-                                                help="URL of the service to report to.")] = None,
+    job: Job,
+    options: RunOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and stop.")] = False,
     output: Output = None,
 ) -> None:
     """Check a savepoint against a job, show what moves where, then run the job from it.
 
-    The savepoint is left alone; the job gets a new id. Where the check refuses, nothing is run.
+    The savepoint is left alone (unless --claim); the job gets a new id. Where the check refuses, nothing is run.
 
     \b
     Examples:
@@ -50,7 +37,7 @@ def restore(
     from api.cli.checking import check_job
     from statebackend.errors import IncompatibleState
 
-    report = check_job(path, job, map_uid, allow_non_restored_state, parallelism)
+    report = check_job(path, job, options.map_uid, options.allow_non_restored_state, options.parallelism)
     _show(path, report, output if dry_run else None, to_stdout=dry_run)
     if not report:
         refused = next(state for state in report.states if state.fate.value == "refused")
@@ -58,11 +45,9 @@ def restore(
                                 state=refused.state, hint="see holdfast savepoint check")
     if dry_run:
         return
-    from api.cli.run import run
+    from api.cli.run import run_job
 
-    run(job, checkpoint_dir=checkpoint_dir, checkpoint_interval=checkpoint_interval, backend=backend, runtime=runtime,
-        restore=path, parallelism=parallelism, map_uid=map_uid, allow_non_restored_state=allow_non_restored_state,
-        service=service, output=output)
+    run_job(job, options, path, output)
 
 
 def _show(path: str, report: RestoreReport, output: Format | None, *, to_stdout: bool) -> None:

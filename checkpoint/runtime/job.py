@@ -73,6 +73,11 @@ class JobHandle:
         return self._supervisor.settings
 
     @property
+    def has_started(self) -> bool:
+        """Whether every subtask has taken its state over and begun to work."""
+        return self._supervisor.has_started
+
+    @property
     def is_running(self) -> bool:
         return not self._supervisor.done.is_set()
 
@@ -238,6 +243,8 @@ def _start(flow: Dataflow, spec: JobSpec, storage: JobStorage, settings: Checkpo
         finally:
             if point.foreign:
                 source.close()
+        if point.foreign and root is not None:
+            storage.record_origin(point.url)
     disposal = point if point is not None and claim and point.foreign else None
     supervisor = Supervisor(
         builder, settings, restart, restore=restore, restored=restored,

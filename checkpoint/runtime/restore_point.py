@@ -7,21 +7,27 @@ from typing import Any
 
 from checkpoint.dataflow.graph import Dataflow
 from checkpoint.storage import layout
+from checkpoint.storage.generations import Origin
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.metadata import CheckpointMetadata
 from checkpoint.storage.opening import load_metadata, locate
-from checkpoint.storage.storage import JobStorage, dispose, find_latest
+from checkpoint.storage.storage import JobStorage, dispose, find_latest, find_origin
+from checkpoint.storage.store import FileStore
 from checkpoint.storage.urls import split_url
-from statebackend.errors import InvalidRequest
+from statebackend.errors import InvalidRequest, NotFound
 
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """A checkpoint or savepoint to start from. `job_id` is set where the job goes on in the same job folder."""
+    """A checkpoint or savepoint to start from. `job_id` is set where the job goes on in the same job folder.
+
+    `again`: the run before was restored from it as well, and completed no checkpoint.
+    """
 
     url: str
     metadata: CheckpointMetadata
     job_id: JobId | None = None
+    again: bool = False
 
     @property
     def foreign(self) -> bool:
@@ -46,19 +52,21 @@ class RestorePoint:
 def resolve_restore(root: str | None, flow: Dataflow | str, restore: str, **options: Any) -> RestorePoint | None:
     """The point to start from; None where `latest` finds nothing and the job starts fresh.
 
-    `latest` is the newest complete checkpoint of the flow of this name below `root`. Where it is damaged the error names
-    the damage and the newest good one; there is no silent fallback.
+    `latest` is the newest complete checkpoint of the flow of this name below `root`, or what a newer run was restored
+    from that ended before it had completed one. Where it is damaged the error names the damage and the newest good one;
+    there is no silent fallback.
     """
     if restore != "latest":
-        located = locate(restore, **options)
-        try:
-            return RestorePoint(located.url, load_metadata(located))
-        finally:
-            located.store.close()
+        return _at(restore, **options)
     if root is None:
         raise InvalidRequest("restoring the latest checkpoint needs the checkpoint folder", hint="give --checkpoint-dir")
     name = flow if isinstance(flow, str) else flow.name
-    found = find_latest(root, name, **options)
+    with FileStore.at(root, **options) as store:
+        found = find_latest(store, name)
+        completed = 0 if found is None or found.summary is None else found.summary.completed_timestamp
+        origin = find_origin(store, name, since=completed) if found is None or found.error is None else None
+    if origin is not None:
+        return _again(name, origin, **options)
     if found is None:
         return None
     job_id = JobId(split_url(split_url(found.path)[0])[1])
@@ -70,6 +78,23 @@ def resolve_restore(root: str | None, flow: Dataflow | str, restore: str, **opti
     if metadata is None:
         return None
     return RestorePoint(found.path, metadata, job_id)
+
+
+def _at(path: str, **options: Any) -> RestorePoint:
+    located = locate(path, **options)
+    try:
+        return RestorePoint(located.url, load_metadata(located))
+    finally:
+        located.store.close()
+
+
+def _again(name: str, origin: Origin, **options: Any) -> RestorePoint:
+    try:
+        return replace(_at(origin.url, **options), again=True)
+    except NotFound as error:
+        raise NotFound("the last run of this flow was restored from a checkpoint that is gone, and completed none of its "
+                       "own", flow=name, path=origin.url,
+                       hint="name another one with --restore PATH, or start fresh without --restore") from error
 
 
 def dispose_claimed(point: RestorePoint) -> None:

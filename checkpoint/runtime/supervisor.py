@@ -130,6 +130,7 @@ class Supervisor:
         self.error: BaseException | None = None
         self.failures: deque[Failure] = deque(maxlen=50)
         self.restarts = 0
+        self.has_started = False
         self._random = Random()
         self.last_statistics: list[dict[str, Any]] = []
         self.done = threading.Event()
@@ -234,7 +235,9 @@ class Supervisor:
         heapq.heappush(self._timed, _Timed(_steady_ms() + delay_ms, next(self._numbers), call))
 
     def _handle(self, event: Event) -> None:
-        for action in self.coordinator.handle(event, self._clock.now_ms()):
+        actions = self.coordinator.handle(event, self._clock.now_ms())
+        self.has_started = self.has_started or self.coordinator.is_ready
+        for action in actions:
             self._perform(action)
 
     # -- actions -----------------------------------------------------------------------------------------------------------

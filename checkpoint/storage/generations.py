@@ -1,4 +1,4 @@
-"""Which run of a job is the newest, and which checkpoints a running restore holds: claims and pins as files."""
+"""Which run of a job is the newest, what the job began from, and what a running restore holds: claims and pins as files."""
 
 from __future__ import annotations
 
@@ -28,6 +28,31 @@ class PinRecord(msgspec.Struct, frozen=True):
     path: str
     checkpoint_id: int
     expires_ms: int
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The checkpoint or savepoint outside its own folder that a job began from, and when."""
+
+    job_name: str
+    url: str
+    started_at: int
+    version: int = CLAIM_VERSION
+
+
+def record_origin(store: FileStore, origin: Origin) -> None:
+    """Write down what a job begins from: until it has a checkpoint of its own, that is what it has to go back to."""
+    store.write(layout.ORIGIN, msgspec.json.encode(origin))
+
+
+def read_origin(store: FileStore) -> Origin | None:
+    """What a job began from; None for one that began with nothing."""
+    try:
+        return msgspec.json.decode(store.read(layout.ORIGIN), type=Origin)
+    except NotFound:
+        return None
+    except msgspec.DecodeError as error:
+        raise CorruptData("the record of what a job began from can't be read",
+                          path=store.url_of(layout.ORIGIN)) from error
 
 
 def read_claims(store: FileStore) -> list[GenerationRecord]:

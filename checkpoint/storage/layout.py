@@ -1,6 +1,6 @@
 """The one path builder: where everything of a job lies below a checkpoint root, and the ids that appear in paths.
 
-    <root>/<job id>/shared/ taskowned/ chk-<n>/_metadata generations/<n> generations/<n>.base pins/<token>
+    <root>/<job id>/shared/ taskowned/ chk-<n>/_metadata generations/<n> generations/<n>.base pins/<token> origin
     <folder>/savepoint-<first 6 of the job id>-<12 hex>/_metadata
 """
 
@@ -17,6 +17,7 @@ SHARED = "shared"
 TASK_OWNED = "taskowned"
 GENERATIONS = "generations"
 PINS = "pins"
+ORIGIN = "origin"
 
 CheckpointId = NewType("CheckpointId", int)
 

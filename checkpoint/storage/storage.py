@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint.storage import generations, layout
 from checkpoint.storage.files import CheckpointSource, CheckpointTarget
+from checkpoint.storage.generations import Origin
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.metadata import CheckpointMetadata, MetadataSummary
 from checkpoint.storage.opening import Located, check_files, load_metadata, locate, way_out_of
@@ -117,6 +118,10 @@ class JobStorage:
     def require_newest(self) -> None:
         """Raise `Conflict` if a newer run has taken this job over."""
         generations.require_newest(self.store, self.generation)
+
+    def record_origin(self, url: str) -> None:
+        """This job begins from a checkpoint or savepoint that is not its own; see `find_origin`."""
+        generations.record_origin(self.store, Origin(self.job_name, url, self._clock.now_ms()))
 
     def probe(self) -> ProbeReport:
         """The start-up probe: raises if the store does not honour conditional create (and is not unfenced)."""
@@ -512,6 +517,14 @@ def find_latest(root: str | FileStore, job_name: str, **options: Any) -> Checkpo
             if best is None or time > best[0]:
                 best = (time, completed[-1])
     return best[1] if best is not None else None
+
+
+def find_origin(root: FileStore, job_name: str, since: int) -> Origin | None:
+    """What the newest job of a flow began from, if it began after a time and has no completed checkpoint of its own."""
+    origins = [origin for job_id in find_jobs(root) if (origin := generations.read_origin(root.child(job_id))) is not None
+               and origin.job_name == job_name and origin.started_at > since
+               and not JobStorage(root, job_id).list_checkpoints()]
+    return max(origins, key=lambda origin: origin.started_at, default=None)
 
 
 def _is_named(storage: JobStorage, completed: list[CheckpointInfo], job_name: str) -> bool:

@@ -1,0 +1,89 @@
+"""What `latest` leads to: a checkpoint of the flow's own, or what a run was restored from that completed none."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+
+import pytest
+
+from checkpoint import (
+    CheckpointSettings,
+    CollectSink,
+    Dataflow,
+    GeneratorSource,
+    KeyedProcessFunction,
+    resolve_restore,
+    run,
+    start,
+)
+from statebackend import NotFound, ValueStateDescriptor
+
+KEYS = 7
+
+
+class CountPerKey(KeyedProcessFunction):
+    def open(self, ctx):
+        self.count = ctx.state(ValueStateDescriptor("count", int, default=0))
+
+    def process(self, record, ctx):
+        self.count.update(self.count.value() + 1)
+        yield (ctx.key, self.count.value())
+
+
+def flow_of(sink, *, count, rate=None) -> Dataflow:
+    flow = Dataflow("again")
+    flow.source(GeneratorSource(lambda number: number % KEYS, count=count, rate=rate), uid="numbers") \
+        .key_by(lambda number: number, key_type=int).process(CountPerKey(), uid="count").sink(sink, uid="out")
+    return flow
+
+
+def exact(records: int) -> Counter:
+    return Counter((key, number) for key in range(KEYS) for number in range(1, len(range(key, records, KEYS)) + 1))
+
+
+def end_before_the_first_checkpoint(path: str, folder: str) -> None:
+    """A run that is restored, works, and ends with no checkpoint of its own, as after a crash."""
+    handle = start(flow_of(CollectSink(), count=None, rate=10_000), checkpoint_dir=folder, restore=path,
+                   settings=CheckpointSettings(interval="1h"))
+    deadline = time.monotonic() + 60
+    while not handle.records().get("count", {}).get("records_in", 0):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert handle.has_started
+    handle.cancel(timeout=60)
+
+
+@pytest.mark.parametrize("same_folder", [True, False])
+def test_latest_is_what_a_run_was_restored_from_that_completed_no_checkpoint(same_folder, tmp_path):
+    sink, before = CollectSink(), str(tmp_path / "before")
+    folder = before if same_folder else str(tmp_path / "after")
+    path = run(flow_of(sink, count=1_000), checkpoint_dir=before).checkpoint
+    if same_folder:  # a newer checkpoint of the first job is not what the second was restored from
+        run(flow_of(CollectSink(), count=1_500), checkpoint_dir=before, restore="latest",
+            settings=CheckpointSettings(interval="1h", retained=5))
+    end_before_the_first_checkpoint(path, folder)
+    point = resolve_restore(folder, "again", "latest")
+    assert point.url == path
+    assert point.again
+    result = run(flow_of(sink, count=2_000), checkpoint_dir=folder, restore="latest")
+    assert Counter(sink.results) == exact(2_000)
+    point = resolve_restore(folder, "again", "latest")
+    assert point.url == result.checkpoint
+    assert not point.again
+
+
+def test_a_checkpoint_that_is_gone_is_named_and_nothing_starts_fresh(tmp_path):
+    path = run(flow_of(CollectSink(), count=1_000), checkpoint_dir=str(tmp_path / "before")).checkpoint
+    end_before_the_first_checkpoint(path, str(tmp_path / "after"))
+    shutil.rmtree(tmp_path / "before")
+    with pytest.raises(NotFound, match=r"restored from.*before.*--restore PATH"):
+        run(flow_of(CollectSink(), count=1_000), checkpoint_dir=str(tmp_path / "after"), restore="latest")
+    assert resolve_restore(str(tmp_path / "after"), "another", "latest") is None
+
+
+def test_a_job_that_has_run_had_started():
+    handle = start(flow_of(CollectSink(), count=10))
+    handle.wait(60)
+    assert handle.has_started

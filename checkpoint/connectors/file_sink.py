@@ -22,9 +22,11 @@ from checkpoint.connectors.files import (
 from checkpoint.connectors.two_phase import TwoPhaseCommitSink
 from checkpoint.dataflow.functions import OpenContext
 from checkpoint.storage.layout import safe_name
-from statebackend.errors import InvalidRequest
+from statebackend.errors import CorruptData, InvalidRequest
 
 log = logging.getLogger("holdfast.connectors")
+
+LOST = ("warn", "fail")
 
 
 class FileSink(TwoPhaseCommitSink):
@@ -33,14 +35,20 @@ class FileSink(TwoPhaseCommitSink):
     A file whose name starts with `.` is not committed and does not count. Each checkpoint makes at most one file a
     subtask visible; files of runs that failed are removed after the next checkpoint. A transaction is the path of its
     file, so that a restored job with another folder completes the old one where it is.
+
+    `lost` says what to do when a restored checkpoint counts on a file that is there neither pending nor committed: `warn`,
+    where readers take committed files away, or `fail`, where nobody does and a missing file is lost output.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, format: str = "jsonl", prefix: str = "part") -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, format: str = "jsonl", prefix: str = "part",
+                 lost: str = "warn") -> None:
         if format not in FORMATS:
             raise InvalidRequest("FileSink does not know this format", expected=" or ".join(FORMATS), found=format)
+        if lost not in LOST:
+            raise InvalidRequest("FileSink does not know this answer to lost files", expected=" or ".join(LOST), found=lost)
         given = os.fspath(folder)
         self.folder = local_path(given) if is_local(given) else given
-        self.format, self.prefix = format, prefix
+        self.format, self.prefix, self.lost = format, prefix, lost
         self._files: dict[str, tuple[BinaryIO, BatchWriter]] = {}
         self._lock = threading.Lock()
 
@@ -63,16 +71,19 @@ class FileSink(TwoPhaseCommitSink):
         return transaction
 
     def commit(self, transaction: Any) -> None:
-        """The file is where it was written or, if folders were moved or copied, in the folder that is written now.
-
-        A file that is in neither was committed and then taken away by whoever reads the output, as far as can be known:
-        a job that its readers keep from starting again would be worse than the warning.
-        """
+        """The file is where it was written or, if folders were moved or copied, in the folder that is written now."""
         folder, name = _parts(transaction)
         for place in dict.fromkeys((folder or self.folder, self.folder)):
             if rename_once(join(place, f".{name}"), join(place, name)):
                 return
-        log.warning("%s, which a checkpoint counts on, is neither pending nor committed: taken away, or lost", transaction)
+        missing = "output that the restored checkpoint counts on is neither pending nor committed"
+        hidden = join(folder or self.folder, f".{name}")
+        if self.lost == "fail":
+            raise CorruptData(missing, path=transaction, expected=f"{hidden} or {transaction}",
+                              hint="put the file back, or restore an older checkpoint; if a reader has taken it away, go on "
+                                   "with FileSink(..., lost='warn')")
+        log.warning("%s: %s. If a reader has taken it away, all is well; if not, its records are lost: put back %s or "
+                    "restore an older checkpoint", missing, transaction, hidden)
 
     def abort(self, transaction: Any) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ GiveUp(reason). It remembers only what it was told.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Iterable
@@ -110,6 +111,33 @@ class ExponentialDelay(RestartStrategy):
         delay = self._delay_ms * (1 + self._jitter * random.uniform(-1, 1))
         self._delay_ms = min(self._delay_ms * self._multiplier, self._maximum_ms)
         return Restart(min(round(delay), self._maximum_ms))
+
+
+SAME_FAILURES = 3
+"""Restarts after one and the same failure, without progress, that the default strategy tries."""
+
+_CHANGING = re.compile(r"\b[0-9a-f]{8,}\b|[0-9]+")
+
+
+class RepeatedFailures:
+    """Counts how often one failure comes back with no checkpoint completed in between.
+
+    Two failures are one and the same if they are of one type and their messages differ at most in numbers and random
+    ids: "checkpoint 7 could not be published" and "checkpoint 8 could not be published" are.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[type, str, int] | None = None
+        self._repeats = 0
+
+    def on_failure(self, error: BaseException, reached: int) -> GiveUp | None:
+        """`reached` is the newest completed checkpoint. None: try again."""
+        seen = (type(error), _CHANGING.sub("#", str(error)), reached)
+        self._repeats = self._repeats + 1 if seen == self._last else 0
+        self._last = seen
+        if self._repeats < SAME_FAILURES:
+            return None
+        return GiveUp(f"the same failure came {SAME_FAILURES + 1} times with no checkpoint completed in between")
 
 
 def default_strategy(checkpointing: bool) -> RestartStrategy:

@@ -51,7 +51,7 @@ from checkpoint.protocol.messages import (
     TriggerCheckpoint,
     TriggerSavepoint,
 )
-from checkpoint.protocol.restart import Decision, GiveUp, RestartStrategy, default_strategy
+from checkpoint.protocol.restart import Decision, GiveUp, RepeatedFailures, RestartStrategy, default_strategy
 from checkpoint.protocol.settings import CheckpointSettings
 from checkpoint.runtime.deployment import Builder
 from checkpoint.runtime.executor import Deployment, Executor, RestoreFrom
@@ -59,10 +59,6 @@ from checkpoint.runtime.publishing import Publisher
 from statebackend.errors import Conflict, CorruptData, HoldfastError, IncompatibleState, InvalidRequest, Unavailable
 
 log = logging.getLogger("holdfast.job")
-
-SAME_FAILURES = 3
-"""Restarts after one and the same failure, without progress, that the default strategy tries."""
-
 
 LONGEST_WAIT_MS = 1000
 
@@ -138,8 +134,7 @@ class Supervisor:
         self._clock = builder.clock
         self._restart, self._region_restart = restart, region_restart
         self._default_restart = default_strategy(settings.enabled)
-        self._last_seen: tuple[tuple[type, str], int] | None = None
-        self._repeats = 0
+        self._repeated = RepeatedFailures()
         self._restore, self._restored = restore, restored
         self._first_completed, self._closing = first_completed, closing
         self._publisher = Publisher(builder.plan, builder.storage, properties or {})
@@ -374,6 +369,7 @@ class Supervisor:
     def _restart_after(self, subtasks: frozenset[SubtaskId], error: BaseException) -> None:
         decision = self._decide(error)
         if isinstance(decision, GiveUp):
+            log.error("giving up: %s", decision.reason)
             self._fail(error)
             return
         delay = decision.delay_ms
@@ -391,13 +387,9 @@ class Supervisor:
         """As the strategy says; the default one also gives up on a failure that comes back without any progress."""
         if self._restart is not None:
             return self._restart.on_failure(self._clock.now_ms(), self._random)
-        seen, latest = (type(error), str(error)), self.coordinator.latest
-        reached = latest.checkpoint_id if latest is not None else 0
-        self._repeats = self._repeats + 1 if (seen, reached) == self._last_seen else 0
-        self._last_seen = seen, reached
-        if self._repeats >= SAME_FAILURES:
-            return GiveUp(f"the same failure came {SAME_FAILURES + 1} times with no checkpoint completed in between")
-        return self._default_restart.on_failure(self._clock.now_ms(), self._random)
+        latest = self.coordinator.latest
+        given_up = self._repeated.on_failure(error, latest.checkpoint_id if latest is not None else 0)
+        return given_up or self._default_restart.on_failure(self._clock.now_ms(), self._random)
 
     def _restart_now(self) -> None:
         if self.coordinator.publishing is not None:

@@ -215,13 +215,37 @@ def test_memory_urls_work_like_folders(tmp_path):
     assert fsspec.filesystem("memory").cat_file(path) == b'{"n":1}\n{"n":2}\n'
 
 
-def numbers_to(folder: Path, count: int | None, rate: float | None = None) -> Dataflow:
+def numbers_to(folder: Path, count: int | None, rate: float | None = None, **options: str) -> Dataflow:
     from checkpoint import GeneratorSource
 
     flow = Dataflow("numbers")
     flow.source(GeneratorSource(lambda number: {"n": number}, count=count, rate=rate), uid="s") \
-        .sink(FileSink(folder), uid="out")
+        .sink(FileSink(folder, **options), uid="out")
     return flow
+
+
+def test_output_that_is_lost_stops_a_sink_whose_files_nobody_takes_away(tmp_path):
+    out = tmp_path / "out"
+    handle = start(numbers_to(out, None, 2_000, lost="fail"), checkpoint_dir=str(tmp_path / "chk"),
+                   settings=CheckpointSettings(savepoint_dir=str(tmp_path / "savepoints")))
+    while not list(out.glob(".part*")):
+        time.sleep(0.01)
+    savepoint = handle.trigger_savepoint(timeout=60)
+    handle.cancel(timeout=60)
+    saved = {path: path.read_bytes() for path in out.iterdir()}
+    for path in saved:
+        path.unlink()
+    with pytest.raises(CorruptData, match=r"neither pending nor committed.*part-out.*lost='warn'"):
+        run(numbers_to(out, 30_000, lost="fail"), restore=savepoint)
+    for path, content in saved.items():
+        path.write_bytes(content)
+    run(numbers_to(out, 30_000, lost="fail"), restore=savepoint)
+    assert sorted(record["n"] for record in committed(out)) == list(range(30_000))
+
+
+def test_a_sink_that_is_told_nonsense_about_lost_files_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match="warn or fail"):
+        FileSink(tmp_path, lost="shrug")
 
 
 def test_a_job_goes_on_where_its_readers_have_taken_the_committed_files_away(tmp_path, caplog):

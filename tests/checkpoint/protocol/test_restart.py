@@ -10,6 +10,7 @@ from checkpoint.protocol.restart import (
     FixedDelay,
     GiveUp,
     NoRestart,
+    RepeatedFailures,
     Restart,
     default_strategy,
     region_of,
@@ -98,3 +99,21 @@ def test_regions_of_many_subtasks_take_no_quadratic_time():
     nodes = [(task, index) for task in range(10) for index in range(1000)]
     edges = [((task, index), (task + 1, index)) for task in range(9) for index in range(1000)]
     assert len(regions(nodes, edges)) == 1000
+
+
+def test_one_failure_is_given_up_when_it_comes_back_without_progress_whatever_its_numbers():
+    repeated = RepeatedFailures()
+    decisions = [repeated.on_failure(OSError(f"chk-{number}/a-9f86d081{number}884c could not be stored"), 5)
+                 for number in range(4)]
+    assert decisions[:3] == [None] * 3
+    assert decisions[3].reason.startswith("the same failure came 4 times")
+
+
+@pytest.mark.parametrize("failures", [
+    [(OSError("disk full"), reached) for reached in range(8)],
+    [(kind("disk full"), 5) for kind in (OSError, ValueError) * 4],
+    [(OSError(text), 5) for text in ("disk full", "no route to host") * 4],
+], ids=["a checkpoint completes", "other types", "other messages"])
+def test_failures_that_differ_or_make_progress_are_not_given_up(failures):
+    repeated = RepeatedFailures()
+    assert [repeated.on_failure(*failure) for failure in failures] == [None] * 8

@@ -12,6 +12,7 @@ from checkpoint import (
     CheckpointSettings,
     CollectSink,
     Dataflow,
+    ExponentialDelay,
     FixedDelay,
     GeneratorSource,
     KeyedProcessFunction,
@@ -88,6 +89,23 @@ def test_storage_that_never_works_ends_the_job_with_the_reason(tmp_path, monkeyp
     with pytest.raises(HoldfastError, match="no space left"):
         run(flow_of(CollectSink(), rate=16_000), checkpoint_dir=str(tmp_path), restart=FixedDelay(2, 1),
             settings=CheckpointSettings(interval="20ms"))
+
+
+@pytest.mark.parametrize("message", ["no space left on device", "chk-{}: no answer within {} ms, request 9f86d081884c{:04}"])
+def test_a_storage_that_fails_in_one_way_for_ever_is_given_up_by_default(message, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("checkpoint.runtime.supervisor.default_strategy", lambda _: ExponentialDelay(1, maximum=10))
+
+    def publish(self, metadata, **options):
+        number = metadata.checkpoint_id
+        raise Unavailable(message.format(number, number * 7, number))
+
+    monkeypatch.setattr(JobStorage, "publish", publish)
+    handle = start(flow_of(CollectSink(), rate=4_000, count=None), checkpoint_dir=str(tmp_path),
+                   settings=CheckpointSettings(interval="20ms"))
+    with pytest.raises(HoldfastError, match="no "):
+        handle.wait(60)
+    assert handle.result().restarts == 3
+    assert "the same failure came 4 times" in caplog.text
 
 
 def test_a_damaged_latest_checkpoint_stops_the_restore_and_names_the_good_one(tmp_path):

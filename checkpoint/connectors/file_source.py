@@ -12,7 +12,7 @@ import xxhash
 
 from checkpoint.connectors.base import Source, SourceBatch, SourceReader
 from checkpoint.connectors.file_formats import FORMATS, FileReader, open_reader
-from checkpoint.connectors.files import expand
+from checkpoint.connectors.files import expand, is_local, local_path
 from checkpoint.dataflow.functions import OpenContext, ProcessContext
 from checkpoint.runtime.contracts import SourceStatus
 from statebackend.descriptors import ListStateDescriptor
@@ -40,7 +40,8 @@ class FileSource(Source):
             raise InvalidRequest("FileSource needs at least one path")
         if format is not None and format not in FORMATS:
             raise InvalidRequest("FileSource does not know this format", expected=" or ".join(FORMATS), found=format)
-        self.paths = [os.fspath(path) for path in given]
+        named = [os.fspath(path) for path in given]
+        self.paths = [local_path(path) if is_local(path) else path for path in named]
         self.format, self.record_type = format, record_type
         self.watch_ms = duration_ms(watch) if watch is not None else None
         self.bounded = watch is None

@@ -26,6 +26,7 @@ from checkpoint.runtime.supervisor import JobState, Supervisor
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.storage import JobStorage
 from checkpoint.storage.store import FileStore
+from checkpoint.storage.urls import local_path_of
 from statebackend.clock import Clock
 from statebackend.errors import HoldfastError, InvalidRequest
 
@@ -178,6 +179,8 @@ class JobHandle:
         if format not in ("open", "native"):
             raise InvalidRequest("a savepoint is open or native", found=format)
         folder = target or self.settings.savepoint_dir
+        if folder is not None and "://" not in folder:
+            folder = local_path_of(folder)  # workers may have another working folder
         location = self._supervisor.builder.storage.new_savepoint_folder(folder) if folder is not None else None
         return TriggerSavepoint(_request_id(), location, native=format == "native")
 

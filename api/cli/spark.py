@@ -97,6 +97,8 @@ def epochs(
 @app.command()
 def pack(
     destination: Annotated[str, typer.Argument(metavar="FILE", help="The archive to write, .tar.gz.")] = "holdfast.tar.gz",
+    extra: Annotated[list[str] | None, typer.Option("--with", metavar="PACKAGE", help="Another installed package, with "
+                                                    "what it needs; repeatable.")] = None,
     output: Output = None,
 ) -> None:
     """Pack this Python environment's packages that executors need, for spark-submit --archives.
@@ -104,10 +106,11 @@ def pack(
     \b
     Examples:
       holdfast spark pack holdfast.tar.gz
+      holdfast spark pack holdfast.tar.gz --with s3fs
     """
     from spark_integration.packing import pack as make
 
-    result: dict[str, Any] = make(destination)
+    result: dict[str, Any] = make(destination, extra or ())
     emit_object(result, output, name="archive", show=lambda: note(
         f"{result['archive']}: use --archives {result['archive']}#holdfast and "
         "--conf spark.executorEnv.PYTHONPATH=holdfast"))

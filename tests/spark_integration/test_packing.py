@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spark_integration import packing
-from statebackend.errors import Conflict
+from statebackend.errors import Conflict, NotFound
 
 
 def test_the_archive_is_importable_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +25,13 @@ def test_the_archive_is_importable_by_itself(tmp_path: Path, monkeypatch: pytest
     assert out.count(str(tmp_path / "holdfast")) == 2
     with pytest.raises(Conflict):
         packing.pack(tmp_path / "holdfast.tar.gz")
+
+
+def test_further_packages_bring_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "LIBRARIES", ())
+    monkeypatch.setattr(packing, "OURS", ())
+    result = packing.pack(tmp_path / "holdfast.tar.gz", ["s3fs"])
+    assert {"s3fs", "fsspec", "aiobotocore", "botocore", "aiohttp", "multidict"} <= set(result["libraries"])
+    with pytest.raises(NotFound, match="nothing-like-it is not installed here"):
+        packing.pack(tmp_path / "other.tar.gz", ["nothing-like-it"])
+    assert [path.name for path in tmp_path.iterdir()] == ["holdfast.tar.gz"]

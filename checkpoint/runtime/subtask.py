@@ -435,6 +435,9 @@ class Subtask:
 
     def _take(self, action: TakeSnapshot, now: int) -> None:
         barrier = action.barrier
+        if self._holding is not None and self._holding < barrier.checkpoint_id:
+            # Nothing begins beside a stop: it was given up, and the word of that was lost.
+            self._drop(self._holding)
         if action.unaligned and not barrier.options.unaligned:
             barrier = unaligned(barrier)
         target = self._target(barrier.checkpoint_id, barrier.options)

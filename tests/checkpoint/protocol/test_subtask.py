@@ -399,6 +399,18 @@ def test_a_stop_that_failed_lets_the_source_go_on():
     assert ("aborted", 1) in rig.chain.calls
 
 
+def test_a_stop_that_failed_without_the_sources_hearing_of_it_ends_with_the_next_checkpoint():
+    rig = Rig(source=True, polls=[[1], [2]], credit=10)
+    rig.subtask.step()
+    rig.subtask.on_trigger(barrier(1, STOP))
+    rig.steps()
+    assert rig.values() == [1]
+    rig.subtask.on_trigger(barrier(2))
+    rig.steps()
+    assert rig.values() == [1, 2]
+    assert ("aborted", 1) in rig.chain.calls
+
+
 def test_drain_flushes_before_the_savepoint():
     rig = Rig(source=True, polls=[[1], [2]], credit=10)
     rig.subtask.step()

@@ -1,18 +1,15 @@
-"""`holdfast bench`: list, run, compare and guard."""
+"""`holdfast bench`: list, run, report, chart, compare, peers and guard."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from statebackend.errors import InvalidRequest, Unavailable
+from statebackend.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure Holdfast on this machine.")
 FLOORS = Path(__file__).resolve().parent / "floors.toml"
@@ -42,6 +39,7 @@ def list_benchmarks(output: Annotated[str, typer.Option("-o", "--output", help="
 def run(names: Annotated[list[str] | None, typer.Argument(help="Benchmarks; a name may end with *")] = None,
         quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes and fewer rounds")] = False,
         peers: Annotated[bool, typer.Option("--peers", help="Also those that need Spark or peers' environments")] = False,
+        growth: Annotated[bool, typer.Option("--growth/--no-growth", help="Also measure how the cost grows")] = True,
         out: Annotated[Path, typer.Option("--out", help="Folder for the results and reports")] = Path("bench-out"),
         output: Annotated[str, typer.Option("-o", "--output", help="table or json")] = "table") -> None:
     """Run benchmarks and write the results.
@@ -49,47 +47,48 @@ def run(names: Annotated[list[str] | None, typer.Argument(help="Benchmarks; a na
     Example: holdfast bench run 'memory-*' --quick
     """
     from benchmarks.registry import all_benchmarks, chosen
+    from benchmarks.running import require_room, run_all
 
     picked = list(all_benchmarks().values()) if peers and not names else chosen(names or [])
-    for one in picked:
-        _require_room(one)
-    document = _run_all(picked, quick=quick, out=out, show=output == "table")
+    require_room(picked, quick=quick)
+    document = run_all(picked, quick=quick, growth=growth, out=out, show=output == "table")
     if output == "json":
         sys.stdout.write((out / "results.json").read_text())
     if not document["complete"]:
         raise typer.Exit(130)
 
 
-def _run_all(picked: list[Any], *, quick: bool, out: Path, show: bool) -> dict[str, Any]:
-    from rich.console import Console
+@app.command("report")
+def make_report(found: Annotated[list[Path], typer.Argument(metavar="RESULTS...", help="Results files or their folders")],
+                markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the page of docs/ here")] = None,
+                page: Annotated[Path | None, typer.Option("--html", help="Write the page with charts here")] = None) -> None:
+    """Make the reports of one run, or of several taken together: what was asked, what was reached, where it is lost.
 
+    Example: holdfast bench report bench-out --markdown docs/benchmarks.md
+    """
     from benchmarks import report, results
-    from benchmarks.measure import run_benchmark
 
-    console, started, entries, complete = Console(stderr=True), time.time(), [], True
-    command = "holdfast bench " + " ".join(sys.argv[2:])
-    try:
-        for position, one in enumerate(picked, 1):
-            benchmark = one(quick=quick)
-            with console.status("") as status:
-                place = f"[{position}/{len(picked)}]"
-                series = run_benchmark(benchmark, _shown(status, place))
-            entries.append(results.entry(benchmark, series))
-            if show:
-                report.print_table(entries[-1], Console())
-    except KeyboardInterrupt:
-        complete = False
-        console.print("interrupted: the results so far are kept and marked as partial")
-    results.write(out / "results.json", command, started, entries, quick=quick, complete=complete)
-    document = results.read(out / "results.json")
-    (out / "report.html").write_text(report.html_page(document))
-    (out / "report.md").write_text(report.markdown(document))
-    console.print(f"results: {out / 'results.json'}, {out / 'report.html'}")
-    return document
+    document = results.merged([results.read(one) for one in found])
+    if markdown is None and page is None:
+        typer.echo(report.documentation(document))
+    for path, text in ((markdown, report.documentation), (page, report.html_page)):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text(document))
+            typer.echo(f"written: {path}", err=True)
 
 
-def _shown(status: Any, place: str) -> Callable[[str], None]:
-    return lambda line: status.update(f"{place} {line}")
+@app.command()
+def chart(found: Annotated[list[Path], typer.Argument(metavar="RESULTS...", help="Results files or their folders")],
+          out: Annotated[Path, typer.Option("--out", help="A .png or an .svg file")]) -> None:
+    """Draw the main chart: throughput as a multiple of the bare structure below it.
+
+    Example: holdfast bench chart bench-out --out docs/images/benchmarks.png
+    """
+    from benchmarks import charts, results
+
+    picture = charts.main_chart(results.merged([results.read(one) for one in found]))
+    typer.echo(f"written: {charts.save(picture, out)}", err=True)
 
 
 @app.command()
@@ -154,15 +153,3 @@ def guard(tries: Annotated[int, typer.Option(help="Repeat a benchmark this often
     typer.echo(f"{len(floors) - len(failed)} passed, {len(failed)} failed")
     if failed:
         raise typer.Exit(1)
-
-
-def _require_room(one: Any) -> None:
-    """Say before the start that a size will not fit, not in the middle."""
-    free = shutil.disk_usage(".").free / 2**30
-    if free < one.disk_gib:
-        raise Unavailable(f"{one.name} needs {one.disk_gib} GiB of disk, {free:.1f} GiB are free",
-                          hint="make room, or --quick")
-    available = next((int(line.split()[1]) / 2**20 for line in Path("/proc/meminfo").read_text().splitlines()
-                      if line.startswith("MemAvailable")), None) if Path("/proc/meminfo").exists() else None
-    if available is not None and available < one.memory_gib:
-        raise Unavailable(f"{one.name} needs {one.memory_gib} GiB of memory, {available:.1f} GiB are free", hint="--quick")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks import charts
 
 
 def number(value: float | None) -> str:
@@ -56,27 +59,114 @@ def print_table(one: dict[str, Any], console: Console) -> None:
     for contender in one["contenders"]:
         table.add_row(*_row(one, contender))
     console.print(table)
+    if one["growth"]:
+        grown = Table(title=f"{one['name']}: growth", title_justify="left")
+        for index, heading in enumerate(_growth_headings(one)):
+            grown.add_column(heading, justify="right" if index else "left")
+        for curve in one["growth"]["contenders"]:
+            grown.add_row(*_growth_row(curve))
+        console.print(grown)
+
+
+def _growth_headings(one: dict[str, Any]) -> list[str]:
+    growth = one["growth"]
+    return [f"{one['unit']} at", *(f"{number(size)} {growth['of']}" for size in growth["sizes"]),
+            f"{growth['cost']} grows as"]
+
+
+def _growth_row(curve: dict[str, Any]) -> list[str]:
+    slope = f"n^{curve['exponent']:.2f}" if curve["exponent"] is not None else "–"
+    return [curve["name"], *map(number, curve["figures"]), slope]
+
+
+def asked_rows(document: dict[str, Any]) -> list[list[str]]:
+    """Everything that was asked: benchmark, contender, floor [target], reached, gap; what was not measured says so."""
+    from benchmarks.registry import all_benchmarks
+
+    measured = {one["name"] for one in document["benchmarks"]}
+    rows = [[one["name"], contender["name"], _asked(contender),
+             contender["failure"] or (f"{contender['ratio']:.3g}x" if contender["ratio"] is not None else "–"),
+             verdict(contender) + _gap(contender)]
+            for one in document["benchmarks"] for contender in one["contenders"] if contender["asked_floor"] is not None]
+    for name, kind in sorted(all_benchmarks().items()):
+        if name not in measured:
+            rows += [[name, contender, _asked({"asked_floor": asked.floor, "asked_target": asked.target}),
+                      "not measured in this run", ""] for contender, asked in kind.asked.items()]
+    return rows
+
+
+def _gap(contender: dict[str, Any]) -> str:
+    floor, target, ratio = contender["asked_floor"], contender["asked_target"], contender["ratio"]
+    if ratio is None or ratio < floor:
+        return ""
+    short = f", {(1 - ratio / target) * 100:.0f} % below target" if target is not None and ratio < target else ""
+    return f" (+{(ratio / floor - 1) * 100:.0f} % over the floor{short})"
+
+
+def losses(document: dict[str, Any]) -> list[str]:
+    """One line for every contender of ours below what was asked, and for every figure that there is not."""
+    lines = []
+    for one in document["benchmarks"]:
+        for contender in one["contenders"]:
+            if contender["failure"]:
+                lines.append(f"- **{one['name']}**, {contender['name']}: {contender['failure']}")
+            elif contender["asked_floor"] is not None and (contender["ratio"] or 0) < contender["asked_floor"]:
+                lines.append(f"- **{one['name']}**, {contender['name']}: {contender['ratio']:.3g} where "
+                             f"{contender['asked_floor']:.3g} was asked ({verdict(contender)}).")
+    return lines
+
+
+def _table(headings: Sequence[str], rows: list[list[str]], right: tuple[int, ...] = ()) -> list[str]:
+    rule = " | ".join("---:" if index in right else "---" for index in range(len(headings)))
+    return ["| " + " | ".join(headings) + " |", f"| {rule} |",
+            *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)]
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The whole document as Markdown, for docs/benchmarks.md."""
+    """The figures as Markdown."""
     machine = document["machine"]
     lines = [f"Made by `{document['command']}` on {machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB, "
              f"Python {machine['python']}; " + ", ".join(f"{name} {text}" for name, text in document["versions"].items())
-             + ("." if document["complete"] else ". **The run was interrupted: partial results.**"), ""]
+             + (". **Quick sizes.**" if document["quick"] else ".")
+             + ("" if document["complete"] else " **The run was interrupted: partial results.**"), ""]
     for one in document["benchmarks"]:
-        lines += [f"### {one['name']}", "", one["statement"], "", "| " + " | ".join(HEADINGS) + " |",
-                  "| --- | ---: | ---: | ---: | --- | --- |"]
-        lines += ["| " + " | ".join(_row(one, contender)) + " |" for contender in one["contenders"]]
+        lines += [f"### {one['name']}", "", one["statement"], ""]
+        lines += ["**Interrupted: fewer rounds than it takes.**", ""] if one["partial"] else []
+        lines += _table(HEADINGS, [_row(one, contender) for contender in one["contenders"]], (1, 2, 3))
+        if one["growth"]:
+            curves = one["growth"]["contenders"]
+            headings = _growth_headings(one)
+            lines += ["", *_table(headings, [_growth_row(curve) for curve in curves], tuple(range(1, len(headings))))]
         lines.append("")
     return "\n".join(lines)
+
+
+ASKED_HEADINGS = ("benchmark", "contender", "asked floor [target]", "reached", "gap")
+_INTRODUCTION = """# Benchmarks
+
+Ratios to a named baseline that was measured in the same run, contenders interleaved, a fresh key sequence in every round,
+results checked inside every benchmark (a wrong answer is no figure). `asked` is the floor, and in brackets the target, that
+was set before the work. *Growth* is the exponent k of cost ~ n^k over the sizes of the table: 0 does not grow, 1 grows
+with the input. `holdfast bench list` states the work of each; `holdfast bench run NAME` repeats it; `--peers` adds Spark
+and the peers, which have environments of their own (`holdfast bench peers`). This page is made by
+`holdfast bench report RESULTS... --markdown docs/benchmarks.md`, the README's chart by
+`holdfast bench chart RESULTS... --out docs/images/benchmarks.png`.
+"""
+
+
+def documentation(document: dict[str, Any]) -> str:
+    """docs/benchmarks.md: what was asked and reached, where it is lost, then every figure."""
+    lost = losses(document) or ["Nothing that was measured stays below what was asked."]
+    return "\n".join([_INTRODUCTION, "## Asked and reached", "", *_table(ASKED_HEADINGS, asked_rows(document)), "",
+                      "## Where we lose", "", *lost, "", "## Figures", "", markdown(document)])
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:980px;margin:24px auto;padding:0 16px;color:#17202a;
 background:#fff}
 h1{font-size:24px}h2{font-size:17px;margin-top:32px}table{border-collapse:collapse;font-size:14px}
 td,th{padding:4px 10px;border-bottom:1px solid #dde2e6;text-align:left}.n{text-align:right}.bar{fill:#0f766e}
-.base{fill:#94a3b8}.bad{fill:#b91c1c}.muted{color:#5b6770}@media(prefers-color-scheme:dark){body{background:#11161b;
+.base{fill:#94a3b8}.bad{fill:#b91c1c}.grid{stroke:#94a3b8;stroke-opacity:.4}
+svg{max-width:900px}.muted{color:#5b6770}@media(prefers-color-scheme:dark){body{background:#11161b;
 color:#e4e9ed}td,th{border-color:#2c363f}text{fill:#e4e9ed}}"""
 
 
@@ -89,26 +179,13 @@ def html_page(document: dict[str, Any]) -> str:
              f"{machine['memory_gib']} GiB · Python {machine['python']}</p>",
              "" if document["complete"] else "<p><b>The run was interrupted: partial results.</b></p>"]
     for one in document["benchmarks"]:
-        parts.append(f"<h2>{html.escape(one['name'])}</h2><p>{html.escape(one['statement'])}</p>{ratio_bars(one)}<table><tr>")
+        parts.append(f"<h2>{html.escape(one['name'])}</h2><p>{html.escape(one['statement'])}</p>{charts.ratio_bars(one)}<table><tr>")
         parts += [f"<th>{heading}</th>" for heading in HEADINGS]
         for contender in one["contenders"]:
             cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in _row(one, contender))
             parts.append(f"<tr>{cells}</tr>")
-        parts.append("</table>")
+        parts.append(f"</table>{charts.growth_curves(one)}")
+    parts.append("<h2>Asked and reached</h2><table><tr>" + "".join(f"<th>{heading}</th>" for heading in ASKED_HEADINGS))
+    parts += ["<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in asked_rows(document)]
+    parts.append("</table>")
     return "".join(parts)
-
-
-def ratio_bars(one: dict[str, Any]) -> str:
-    """Bars of the ratios, the baseline in grey, what stays below an asked floor in red."""
-    shown = [contender for contender in one["contenders"] if contender["ratio"] is not None]
-    top = max((contender["ratio"] for contender in shown), default=1) or 1
-    bars = []
-    for index, contender in enumerate(shown):
-        y, width = index * 26 + 4, max(2.0, contender["ratio"] / top * 560)
-        kind = "base" if contender["name"] == one["baseline"] else "bar"
-        kind = "bad" if verdict(contender).startswith("below") else kind
-        bars.append(f'<text x="0" y="{y + 14}">{html.escape(contender["name"])}</text>'
-                    f'<rect class="{kind}" x="200" y="{y}" width="{width:.1f}" height="18" rx="3"/>'
-                    f'<text x="{206 + width:.1f}" y="{y + 14}">{contender["ratio"]:.3g}x</text>')
-    height = len(shown) * 26 + 8
-    return f'<svg viewBox="0 0 900 {height}" width="100%" font-size="13" role="img">{"".join(bars)}</svg>'

@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.measure import Benchmark, Series
 from statebackend.errors import CorruptData, IncompatibleState, NotFound
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 _PACKAGES = ("holdfast", "pyarrow", "numpy", "rocksdict", "pyspark", "msgspec", "duckdb", "fastapi")
 
 
@@ -37,12 +37,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def entry(benchmark: Benchmark, series: dict[str, Series]) -> dict[str, Any]:
-    """One benchmark's results."""
+def entry(benchmark: Benchmark, series: dict[str, Series], *, growth: dict[str, Any] | None = None,
+          seconds: float | None = None, partial: bool = False) -> dict[str, Any]:
+    """One benchmark's results; `partial` says that it was interrupted."""
     return {
         "name": benchmark.name, "statement": benchmark.statement(), "unit": benchmark.unit,
         "baseline": benchmark.baseline, "higher_is_better": benchmark.higher_is_better,
         "contenders": [_contender(benchmark, one) for one in series.values()],
+        "growth": growth, "seconds": seconds, "partial": partial,
     }
 
 
@@ -77,6 +79,15 @@ def read(path: Path) -> dict[str, Any]:
         raise IncompatibleState("this is a results file of another version", path=str(path), expected=RESULTS_VERSION,
                                 found=document.get("version"), hint="run the suite again with this release")
     return document
+
+
+def merged(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several runs as one document: of a benchmark that is in more than one, the newest figures."""
+    ordered = sorted(documents, key=lambda one: float(one["started"]))
+    benchmarks = {one["name"]: one for document in ordered for one in document["benchmarks"]}
+    return {**ordered[-1], "command": "; ".join(dict.fromkeys(document["command"] for document in ordered)),
+            "quick": any(document["quick"] for document in ordered),
+            "complete": all(document["complete"] for document in ordered), "benchmarks": list(benchmarks.values())}
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:

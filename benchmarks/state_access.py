@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import rocksdict
 
-from benchmarks.measure import Asked, Benchmark, WrongAnswer, timed
+from benchmarks.measure import Asked, Benchmark, Growth, WrongAnswer, timed
 from statebackend import KeyGroupRange, TtlConfig, ValueStateDescriptor, create_backend
 
 
@@ -100,6 +100,7 @@ class MemoryUniform(_ReadModifyWrite):
     backend = "memory"
     asked = {"holdfast": Asked(0.55, 0.70)}
     guarded: tuple[str, ...] = ("holdfast", "holdfast ttl")
+    growth: Growth | None = Growth("keys", (10_000, 100_000, 1_000_000))
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         table: dict[int, int] = {}
@@ -119,6 +120,7 @@ class MemoryHot(MemoryUniform):
 
     name = "memory-rmw-hot"
     keys = 10_000
+    growth = None
     asked = {"holdfast": Asked(0.30, 0.45)}
     guarded: tuple[str, ...] = ("holdfast",)
 
@@ -132,6 +134,7 @@ class RocksUniform(_ReadModifyWrite):
     backend = "rocksdb"
     asked = {"holdfast": Asked(0.85, 0.95)}
     guarded: tuple[str, ...] = ("holdfast", "holdfast ttl")
+    growth: Growth | None = Growth("keys", (10_000, 100_000, 1_000_000))
     events = 500_000
 
     def setup(self) -> None:
@@ -165,5 +168,6 @@ class RocksHot(RocksUniform):
 
     name = "rocksdb-rmw-hot"
     keys = 10_000
+    growth = None
     asked = {"holdfast": Asked(2.5, 3.5)}
     guarded: tuple[str, ...] = ("holdfast",)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.measure import Asked, Benchmark, WrongAnswer, timed
+from benchmarks.measure import Asked, Benchmark, Growth, WrongAnswer, timed
 from benchmarks.state_access import bare_rocksdict
 from statebackend import AggregatingStateDescriptor, KeyGroupRange, create_backend
 
@@ -95,6 +95,7 @@ class MemoryFold(_Fold):
     baseline = "bare dict"
     asked = {"holdfast": Asked(8, 12)}
     guarded: tuple[str, ...] = ("holdfast",)
+    growth: Growth | None = Growth("keys", (10_000, 100_000, 1_000_000))
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         return {"bare dict": self._bare_dict(), "holdfast": self._ours}
@@ -105,6 +106,7 @@ class MemoryFoldStrings(MemoryFold):
 
     name = "memory-fold-str"
     strings = True
+    growth = None
     asked = {"holdfast": Asked(2, 4)}
 
 
@@ -117,6 +119,7 @@ class RocksFold(_Fold):
     backend = "rocksdb"
     asked = {"holdfast": Asked(1.3, 1.6)}
     guarded: tuple[str, ...] = ("holdfast",)
+    growth: Growth | None = Growth("keys", (10_000, 100_000, 1_000_000))
     batches = 6
 
     def setup(self) -> None:
@@ -151,4 +154,5 @@ class RocksFoldHot(RocksFold):
 
     name = "rocksdb-fold-hot"
     keys = 10_000
+    growth = None
     asked = {"holdfast": Asked(8, 12)}

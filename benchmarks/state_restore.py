@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.measure import Asked, Benchmark, WrongAnswer
+from benchmarks.measure import Asked, Benchmark, Growth, WrongAnswer
 from statebackend import KeyedHandle, LocalFiles, ValueStateDescriptor, create_backend, key_group_range
 
 COUNT = ValueStateDescriptor("value", int)
@@ -70,13 +70,13 @@ class _Snapshotted(Benchmark):
             keyed.set_current_key(_key_in(groups))
             value = state.value()
             seconds = max(seconds, time.perf_counter() - started)
+            opened.append(backend)
             if value != _key_in(groups) * 2:
                 raise WrongAnswer(f"key {_key_in(groups)} reads {value}")
             total += sum(1 for _ in state.stream_keys())
-            opened.append(backend)
-        for backend in opened:
+        for index, backend in enumerate(opened):
             backend.close()
-            shutil.rmtree(self.folder / f"new-{self.number}-0", ignore_errors=True)
+            shutil.rmtree(self.folder / f"new-{self.number}-{index}", ignore_errors=True)
         if total != self.entries:
             raise WrongAnswer(f"{total} entries instead of {self.entries}")
         return seconds
@@ -100,6 +100,7 @@ class RescaleTwoToThree(_Snapshotted):
     rounds = (3, 3)
     new = 3
     disk_gib = 2.0
+    growth: Growth | None = Growth("entries", (30_000, 300_000, 3_000_000))
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         return {"limit of 150 ms": lambda _seed: 150.0, "holdfast": lambda _seed: self._restore(self.new) * 1000}
@@ -109,6 +110,7 @@ class RescaleFourToTwo(RescaleTwoToThree):
     """The same from four subtasks to two."""
 
     name = "rescale-rocksdb-4-2"
+    growth = None
     old, new = 4, 2
 
 
@@ -116,6 +118,7 @@ class RescaleOneToFour(RescaleTwoToThree):
     """The same from one subtask to four."""
 
     name = "rescale-rocksdb-1-4"
+    growth = None
     old, new = 1, 4
 
 
@@ -131,6 +134,7 @@ class RestoreMemory(_Snapshotted):
     old = 1
     asked = {"holdfast": Asked(1.0)}
     rounds = (3, 5)
+    growth = Growth("entries", (30_000, 300_000, 3_000_000))
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         return {"2M entries/s": lambda _seed: 2e6, "holdfast": lambda _seed: self.entries / self._restore(1)}

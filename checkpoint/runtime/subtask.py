@@ -34,14 +34,7 @@ from checkpoint.protocol.barriers import (
     TakeSnapshot,
 )
 from checkpoint.protocol.messages import Decline, Phase, Report, StatusReport, SubtaskId, Waiting
-from checkpoint.runtime.channels import (
-    DEFAULT_CREDIT,
-    DEFAULT_QUEUE_LIMIT,
-    InputEdge,
-    OutputChannel,
-    OutputEdge,
-    unaligned,
-)
+from checkpoint.runtime.channels import DEFAULT_CREDIT, DEFAULT_QUEUE_LIMIT, InputEdge, OutputEdge, unaligned
 from checkpoint.runtime.contracts import (
     MAX_WATERMARK,
     Barrier,
@@ -59,6 +52,7 @@ from checkpoint.runtime.contracts import (
     Watermark,
 )
 from checkpoint.runtime.load import Load
+from checkpoint.runtime.outputs import SubtaskOutputs
 from checkpoint.runtime.snapshots import RunningSnapshot, SnapshotTask
 from checkpoint.runtime.watermarks import WatermarkMerger
 from statebackend.clock import Clock
@@ -112,9 +106,9 @@ class Subtask:
         self.id, self.attempt, self.chain = subtask, attempt, chain
         self.phase = Phase.RESTORING
         self.load = Load()
-        self.records_in = self.records_out = 0
+        self.records_in = 0
         self._transport, self._clock, self._codec, self._target = transport, clock, codec, target
-        self._inputs, self._edges = tuple(inputs), tuple(outputs)
+        self._inputs = tuple(inputs)
         self._channels = [(index, edge, sender) for index, edge in enumerate(inputs) for sender in edge.senders]
         self._queues: list[deque[Element]] = [deque() for _ in self._channels]
         self._listed = [False] * len(self._channels)
@@ -126,15 +120,7 @@ class Subtask:
         self._barriers = BarrierHandler(len(self._channels), [channel for channel, (_, edge, _) in
                                                               enumerate(self._channels) if edge.ordered])
         self._watermarks = WatermarkMerger(len(self._channels))
-        self._outputs: list[OutputChannel] = []
-        self._by_edge: list[list[OutputChannel]] = []
-        for edge in outputs:
-            channels = [OutputChannel(len(self._outputs) + place, edge.edge, receiver, ordered=edge.ordered,
-                                      credit=credit, limit=queue_limit, send=transport.send)
-                        for place, receiver in enumerate(edge.receivers)]
-            self._outputs += channels
-            self._by_edge.append(channels)
-        self._waiting_outputs: set[int] = set()
+        self._outputs = SubtaskOutputs(subtask.index, outputs, transport.send, credit=credit, queue_limit=queue_limit)
         self._recovered: deque[tuple[int, Records]] = deque()
         self._snapshots: dict[int, RunningSnapshot] = {}
         self._unresolved: set[int] = set()
@@ -152,7 +138,7 @@ class Subtask:
 
     def open(self, restore: SubtaskRestore | None = None) -> None:
         """Open the chain on the state given; records in flight are processed by the first steps."""
-        self.chain.open(self, restore)
+        self.chain.open(self._outputs, restore)
         now = self._clock.now_ms()
         if restore is not None:
             index_of = {edge.edge: index for index, edge in enumerate(self._inputs)}
@@ -162,7 +148,7 @@ class Subtask:
             if restore.ended:
                 for channel in range(len(self._channels)):
                     self._barriers.on_end(channel, now)
-                self.emit_watermark(MAX_WATERMARK)
+                self._outputs.emit_watermark(MAX_WATERMARK)
                 self._enter_ended(drained=True)
                 return
         if not self._recovered:
@@ -174,39 +160,9 @@ class Subtask:
         self._snapshots.clear()
         self.chain.close()
 
-    # -- ChainOutput ---------------------------------------------------------------------------------------------------
-
-    def emit(self, edge: int, records: Records) -> None:
-        """Route a batch of the chain to the channels of one edge."""
-        count = len(records.values)
-        if not count:
-            return
-        self.records_out += count
-        channels = self._by_edge[edge]
-        if len(channels) == 1:
-            self._put(channels[0], records)
-            return
-        for index, part in self._edges[edge].partitioner.split(records, len(channels)):
-            self._put(channels[index], part)
-
-    def emit_watermark(self, watermark: int) -> None:
-        self._put_all(Watermark(watermark))
-
-    def emit_idle(self) -> None:
-        self._put_all(ChannelIdle())
-
-    def _put(self, channel: OutputChannel, records: Records) -> None:
-        channel.put_records(records)
-        if channel.queue:
-            self._waiting_outputs.add(channel.index)
-
-    def _put_all(self, element: Element) -> None:
-        for channel in self._outputs:
-            if self.phase is Phase.ENDED and not channel.queue:
-                continue  # the end is the last element of a channel
-            channel.put(element)
-            if channel.queue:
-                self._waiting_outputs.add(channel.index)
+    @property
+    def records_out(self) -> int:
+        return self._outputs.records
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 
@@ -221,9 +177,7 @@ class Subtask:
         self._list(channel)
 
     def on_credit(self, channel: int, credit: int) -> None:
-        output = self._outputs[channel]
-        output.credit += credit
-        if output.queue:
+        if self._outputs.add_credit(channel, credit):
             self._pump(channel)
 
     def on_trigger(self, barrier: Barrier) -> None:
@@ -305,7 +259,7 @@ class Subtask:
     def _step_once(self, now: int) -> Blocked:
         if self.phase is Phase.FINISHED:
             return Blocked.FINISHED
-        if self._is_back_pressured():
+        if self._outputs.full:
             return Blocked.OUTPUT
         if self.phase is Phase.RESTORING:
             return self._step_recovered(now)
@@ -388,7 +342,8 @@ class Subtask:
         self._enter_ended(drain)
 
     def _enter_ended(self, drained: bool) -> None:
-        self._put_all(EndOfInput(drained))
+        self._outputs.put_all(EndOfInput(drained))
+        self._outputs.ended = True
         self._enter(Phase.ENDED, self._clock.now_ms())
 
     def _advance_watermark(self) -> None:
@@ -396,7 +351,7 @@ class Subtask:
         if advanced is not None:
             self.chain.process_watermark(advanced)
         elif any(self._open_channels) and self._watermarks.became_idle():
-            self.emit_idle()
+            self._outputs.emit_idle()
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
@@ -425,7 +380,7 @@ class Subtask:
                     snapshot.inputs_complete(action.alignment_ms)
                     self._progress(snapshot)
             elif type(action) is AbortAlignment:
-                self._put_all(CancelBarrier(action.checkpoint_id))
+                self._outputs.put_all(CancelBarrier(action.checkpoint_id))
                 self._drop(action.checkpoint_id)
                 if report:
                     self._transport.report(Decline(self.id, action.checkpoint_id, action.message, self.attempt, False))
@@ -451,7 +406,7 @@ class Subtask:
         self._unresolved.add(barrier.checkpoint_id)
         if barrier.options.kind is CheckpointKind.SAVEPOINT:
             self._savepoints.add(barrier.checkpoint_id)
-        self._send_barrier(snapshot, barrier, action.unaligned, now)
+        self._outputs.send_barrier(snapshot, barrier, action.unaligned, now)
         snapshot.sync_done(now, self._clock.now_ms())
         if barrier.options.stop and self.phase is Phase.RUNNING:
             self._holding = barrier.checkpoint_id
@@ -459,22 +414,6 @@ class Subtask:
         task = SnapshotTask(barrier.checkpoint_id, pending.run, pending.cancel)
         snapshot.state_task = task
         self._transport.start(task)
-
-    def _send_barrier(self, snapshot: RunningSnapshot, barrier: Barrier, overtaking: bool, now: int) -> None:
-        may_overtake = overtaking or barrier.options.aligned_timeout_ms is not None
-        for channel in self._outputs:
-            # The end of a channel counts as every barrier. It is only where the end itself waits behind records, which
-            # an unaligned checkpoint must not wait for, that a barrier goes ahead of it.
-            if self.phase is Phase.ENDED and not (channel.queue and may_overtake):
-                continue
-            if overtaking and not channel.ordered:
-                snapshot.add_output(channel.edge, self.id.index, channel.receiver, channel.overtake(barrier))
-                continue
-            channel.put(barrier)
-            if channel.queue:
-                self._waiting_outputs.add(channel.index)
-                if barrier.options.aligned_timeout_ms is not None and not channel.ordered:
-                    snapshot.wait_for_output(channel.index, now)
 
     def _capture_queued(self, action: TakeSnapshot, checkpoint_id: int, now: int) -> None:
         """Record what is queued on the channels that the barrier overtakes, up to their own barrier or end."""
@@ -512,8 +451,7 @@ class Subtask:
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is not None:
             snapshot.cancel()
-            for index in snapshot.waiting_outputs:
-                self._outputs[index].drop(checkpoint_id)
+            self._outputs.drop_barrier(snapshot)
         self._savepoints.discard(checkpoint_id)
         if checkpoint_id in self._unresolved:
             self._unresolved.discard(checkpoint_id)
@@ -525,18 +463,19 @@ class Subtask:
 
     def _on_time(self, now: int) -> bool:
         worked = False
-        for channel in list(self._waiting_outputs):
+        for channel in self._outputs.waiting:
             worked |= self._pump(channel)
         if self._barriers.deadline is not None:
             self._perform(self._barriers.on_time(now), now)
         for snapshot in list(self._snapshots.values()):
             if snapshot.output_deadline is not None and now >= snapshot.output_deadline:
-                self._overtake_outputs(snapshot)
+                self._outputs.overtake_late(snapshot)
+                self._progress(snapshot)
         if self._resend_at is not None and now >= self._resend_at:
             self._report_status()
             self._resend_at = now + RESEND_MS
         if self.phase is Phase.RUNNING and self._holding is None and now != self._timers_at and \
-                not self._is_back_pressured():
+                not self._outputs.full:
             self._timers_at = now
             self._next_timer = self.chain.advance_processing_time(now)
         if self.phase is Phase.RUNNING and self._seen_coordinator:
@@ -552,41 +491,24 @@ class Subtask:
             if snapshot.output_deadline is not None:
                 snapshot.output_deadline -= by_ms
 
-    def _overtake_outputs(self, snapshot: RunningSnapshot) -> None:
-        """Barriers have waited in output queues for longer than the aligned timeout: they overtake now."""
-        barrier = unaligned(snapshot.barrier)
-        for index in snapshot.waiting_outputs:
-            channel = self._outputs[index]
-            snapshot.add_output(channel.edge, self.id.index, channel.receiver, channel.overtake_late(barrier))
-        snapshot.outputs_overtaken()
-        self._progress(snapshot)
-
     def _wake_at(self, now: int) -> int | None:
         times = [at for at in (self._barriers.deadline, self._resend_at) if at is not None]
         times += [snapshot.output_deadline for snapshot in self._snapshots.values()
                   if snapshot.output_deadline is not None]
         # While back pressure holds it, credit wakes it, not timers.
-        if self.phase is Phase.RUNNING and self._holding is None and not self._is_back_pressured():
+        if self.phase is Phase.RUNNING and self._holding is None and not self._outputs.full:
             times += [at for at in (self._next_timer, self._poll_at) if at is not None]
         return max(now + 1, min(times)) if times else None
 
     def _pump(self, index: int) -> bool:
-        channel = self._outputs[index]
-        sent = channel.pump()
-        if not channel.queue:
-            self._waiting_outputs.discard(index)
+        sent = self._outputs.pump(index)
         if sent:
             for snapshot in list(self._snapshots.values()):
-                if index in snapshot.waiting_outputs and not channel.holds(snapshot.checkpoint_id):
-                    snapshot.output_sent(index)
+                if self._outputs.note_sent(index, snapshot):
                     self._progress(snapshot)
         return sent
 
     # -- the rest ------------------------------------------------------------------------------------------------------
-
-    def _is_back_pressured(self) -> bool:
-        outputs = self._outputs
-        return any(outputs[index].full for index in self._waiting_outputs)
 
     def _list(self, channel: int) -> None:
         if not self._listed[channel] and self._queues[channel] and channel not in self._barriers.blocked:

@@ -48,10 +48,9 @@ def end_before_the_first_checkpoint(path: str, folder: str) -> None:
     handle = start(flow_of(CollectSink(), count=None, rate=10_000), checkpoint_dir=folder, restore=path,
                    settings=CheckpointSettings(interval="1h"))
     deadline = time.monotonic() + 60
-    while not handle.records().get("count", {}).get("records_in", 0):
+    while not handle.has_started or not handle.records().get("count", {}).get("records_in", 0):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert handle.has_started
     handle.cancel(timeout=60)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -30,6 +31,7 @@ log = logging.getLogger("holdfast.runtime")
 
 START_SECONDS = 180.0
 LEAVE_SECONDS = 60.0
+_PYTHON_ERROR = re.compile(r"(?!org\.|java\.)[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 class SparkExecutor(WorkersExecutor):
@@ -165,7 +167,9 @@ class Submission:
             self._context.setJobGroup(self._group, description, interruptOnCancel=True)
             self._context.parallelize(range(self._tasks), self._tasks).barrier().mapPartitions(task).collect()
         except Exception as error:
-            reason = _brief(error)
+            reason = brief(error)
+            if not self._lost:
+                log.warning("Spark ended the tasks of the job: %s", reason)
         finally:
             with self._changed:
                 self._over, self._reason = True, reason
@@ -210,6 +214,10 @@ class TaskLink(WorkerLink):
         super().__init__(number, owner)
         self.submission, self.pid = submission, pid
 
+    @property
+    def name(self) -> str:
+        return f"{super().name} on {self.data_address.rpartition(':')[0]}, process {self.pid},"
+
     def kill(self) -> None:
         """One task can't be ended alone: the submission is, and the next deployment makes a new one."""
         self.submission.abandon()
@@ -234,8 +242,10 @@ def _stop(server: socket.socket) -> None:
     server.close()
 
 
-def _brief(error: Exception) -> str:
-    """The first lines of what Spark says, without the JVM's stack."""
+def brief(error: Exception) -> str:
+    """What Spark says, in a line: its own words first, then the Python error at the bottom of it, if there is one."""
     told = getattr(error, "java_exception", None)
     text = str(told.getMessage()) if told is not None else f"{type(error).__name__}: {error}"
-    return " ".join(line.strip() for line in text.splitlines()[:4])[:800]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line for line in lines if _PYTHON_ERROR.match(line)]
+    return "; ".join(dict.fromkeys([*lines[:1], *causes[-1:]]))[:1000]

@@ -94,8 +94,12 @@ class SparkRuntime:
                  workers: int | None) -> Executor:
         from spark_integration.runtime.executor import SparkExecutor
 
-        return SparkExecutor(builder, listener, self.session.sparkContext, workers=workers or self._workers,
-                             closing=self.close)
+        try:
+            return SparkExecutor(builder, listener, self.session.sparkContext, workers=workers or self._workers,
+                                 closing=self.close)
+        except BaseException:
+            self.close()
+            raise
 
     def _require_slots(self, flow: Dataflow, options: Mapping[str, Any]) -> None:
         """Before anything is written: a job that can't run must not fence off one that does."""

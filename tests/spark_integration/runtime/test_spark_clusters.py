@@ -40,14 +40,14 @@ class Run:
                 continue
         return found
 
-    def wait_until(self, condition: Callable[[], Any], seconds: float = 240) -> None:
+    def wait_until(self, condition: Callable[[], Any], seconds: float = 400) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline, "the condition did not come true"
             time.sleep(0.1)
 
-    def end(self, seconds: float = 240) -> str:
+    def end(self, seconds: float = 400) -> str:
         out, errors = self.process.communicate(timeout=seconds)
         assert self.process.returncode == 0, errors
         return out

@@ -14,6 +14,7 @@ import pytest
 from checkpoint import CheckpointSettings, CollectionSource, Dataflow, FileSink, FixedDelay, run, start
 from checkpoint.runtime.network import TcpNetwork
 from spark_integration import SparkRuntime
+from spark_integration.runtime.executor import brief
 from spark_integration.runtime.slots import slots_of
 from statebackend import HoldfastError, InvalidRequest, Unavailable
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 OFTEN = CheckpointSettings(interval="100ms")
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -85,8 +86,8 @@ def test_a_killed_task_restarts_the_job_from_its_last_checkpoint(start_on, job):
         TcpNetwork(first._token).connect(handle._executor._submission._address)
     job.add()
     wait_until(lambda: alive(handle) and job.output() == job.expected())
-    handle.cancel(timeout=120)
-    result = handle.wait(120)
+    handle.cancel(timeout=300)
+    result = handle.wait(300)
     assert result.restarts >= 1
     assert result.records["files"]["records_out"] <= sum(job.expected().values()) - before  # not from scratch
     assert job.output() == job.expected()
@@ -97,7 +98,7 @@ def test_savepoints_move_between_spark_and_threads_and_between_parallelisms(star
     job.add()
     handle = start(job.flow(watch=True), settings=OFTEN, checkpoint_dir=job.checkpoints)
     wait_until(lambda: alive(handle) and job.output() == job.expected())
-    local = handle.stop_with_savepoint(folder, timeout=120)
+    local = handle.stop_with_savepoint(folder, timeout=300)
 
     job.add(2)
     handle = start_on(
@@ -105,8 +106,8 @@ def test_savepoints_move_between_spark_and_threads_and_between_parallelisms(star
         parallelism={"count": 3, "out": 3})
     wait_until(lambda: alive(handle) and job.output() == job.expected())
     assert len(handle._executor._workers) == 2
-    on_spark = handle.stop_with_savepoint(folder, timeout=120)
-    assert handle.wait(120).state == "FINISHED"
+    on_spark = handle.stop_with_savepoint(folder, format="native", timeout=300)
+    assert handle.wait(300).state == "FINISHED"
 
     job.add()
     result = run(job.flow(), settings=OFTEN, checkpoint_dir=str(tmp_path / "chk-threads"), restore=on_spark, parallelism=1)
@@ -125,8 +126,8 @@ def test_cancel_leaves_no_task_and_a_wrong_token_gets_nowhere_while_it_runs(spar
             TcpNetwork(b"x" * 32).connect(address)
     reached = completed(handle)
     wait_until(lambda: alive(handle) and completed(handle) > reached)  # nothing of that disturbed the job
-    handle.cancel(timeout=120)
-    result = handle.wait(120)
+    handle.cancel(timeout=300)
+    result = handle.wait(300)
     assert (result.state, result.restarts) == ("CANCELED", 0)
     wait_until(lambda: running_tasks(spark) == 0)
     assert not spark.sparkContext.statusTracker().getActiveJobsIds()
@@ -145,7 +146,7 @@ def test_a_function_that_raises_ends_the_job_with_its_error_and_record(spark, tm
     flow = Dataflow("bad")
     flow.source(CollectionSource([4, 0]), uid="s").map(lambda n: 1 / n, uid="divide") \
         .sink(FileSink(tmp_path / "out"), uid="o")
-    with pytest.raises(HoldfastError, match="ZeroDivisionError"):
+    with pytest.raises(HoldfastError, match="ZeroDivisionError: division by zero"):
         SparkRuntime(spark).run(flow, restart="none")
     wait_until(lambda: running_tasks(spark) == 0)
 
@@ -164,7 +165,7 @@ def test_a_function_that_raises_once_is_restarted_in_the_same_tasks(start_on, tm
         .sink(FileSink(tmp_path / "out"), uid="o")
     handle = start_on(flow, checkpoint_dir=str(tmp_path / "chk"), settings=OFTEN,
                       restart=FixedDelay(3, "1ms"))
-    result = handle.wait(120)
+    result = handle.wait(300)
     assert (result.restarts, next(handle._executor._numbers)) == (1, 2)
     rows = [int(line) for path in (tmp_path / "out").glob("[!.]*.jsonl") for line in path.read_text().split()]
     assert sorted(rows) == list(range(200))
@@ -187,3 +188,12 @@ def test_spark_connect_and_memory_are_refused(spark, job):
         SparkRuntime(spark).start(job.flow(), checkpoint_dir="memory://chk")
     with pytest.raises(InvalidRequest, match="another master"):
         SparkRuntime(master="local[7]").start(job.flow(), checkpoint_dir=job.checkpoints)
+
+
+def test_what_spark_tells_is_cut_to_its_first_line_and_the_python_error():
+    error = RuntimeError("Job aborted: barrier task ResultTask(0, 0) finished unsuccessfully.\n"
+                         "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+                         '  File "worker.py", line 7, in main\nModuleNotFoundError: No module named \'checkpoint\'\n\n'
+                         "\tat org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:599)\n")
+    assert brief(error) == ("RuntimeError: Job aborted: barrier task ResultTask(0, 0) finished unsuccessfully.; "
+                            "ModuleNotFoundError: No module named 'checkpoint'")

@@ -6,8 +6,10 @@ differs, the left one is grouped anew first.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,14 +22,14 @@ import pyarrow.compute as pc
 
 from savepoint.columns import StateLayout
 from savepoint.convert import Meter, Progress
-from savepoint.format import EXPIRES_AT, KEY_GROUP, MAP_KEY
+from savepoint.format import EXPIRES_AT, KEY_GROUP, MAP_KEY, MAP_VALUE, VALUE
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.parts import concat
 from savepoint.retype import retyped
 from savepoint.rewrite import as_open
 from savepoint.scan import scan_state
 from savepoint.transform import Transform, column_kinds
-from savepoint.values import to_plain
+from savepoint.values import plain_column, plain_rows
 from statebackend.errors import IncompatibleState
 from statebackend.keygroups import KeyGroupRange
 from statebackend.schema import StateSchema
@@ -300,16 +302,14 @@ def _rows(piece: _Piece, uid: str, state: str) -> Iterator[dict[str, Any]]:
 
 def _plain_columns(batch: pa.RecordBatch, layout: StateLayout, names: list[str]) -> dict[str, list[Any]]:
     kinds = column_kinds(layout)
-    return {name: [to_plain(value) for value in (
-        kinds[name].from_arrow(batch.column(name)) if name in kinds else batch.column(name).to_pylist())]
-        for name in names if name in batch.schema.names}
+    return {name: plain_column(batch.column(name), kinds.get(name)) for name in names if name in batch.schema.names}
 
 
 def _values(batch: pa.RecordBatch | None, layout: StateLayout, rows: int) -> list[Any]:
     if batch is None:
         return [None] * rows
     names = [name for name in ("value", "map_value") if name in batch.schema.names]
-    return [to_plain(value) for value in batch.column(names[0]).to_pylist()] if names else [True] * rows
+    return plain_column(batch.column(names[0]), layout.schema.value_type) if names else [True] * rows
 
 
 def _operator_differences(pair: _Pair) -> Iterator[str]:
@@ -328,30 +328,32 @@ def _operator_differences(pair: _Pair) -> Iterator[str]:
 def _operator_state_differences(pair: _Pair) -> list[StateDifference]:
     found = []
     for uid, state in sorted(pair.operator_states()):
-        rows = list(_operator_state_rows(pair, uid, state))
-        added = sum(row["change"] == "added" for row in rows)
-        found.append(StateDifference(uid, state, added, len(rows) - added, 0, 0))
+        kinds = [row["change"] for row in _operator_state_rows(pair, uid, state)]
+        found.append(StateDifference(uid, state, kinds.count("added"), kinds.count("removed"), kinds.count("changed"), 0))
     return found
 
 
 def _operator_state_rows(pair: _Pair, uid: str, state: str) -> Iterator[dict[str, Any]]:
-    """Elements (and broadcast pairs) that only one side holds; which subtask holds them does not count."""
-    left, right = _elements(pair.left, uid, state), _elements(pair.right, uid, state)
-    for element, count in left.items():
-        for _ in range(count - right.get(element, 0)):
-            yield {"operator": uid, "state": state, "change": "removed", _BEFORE: element, _AFTER: None}
-    for element, count in right.items():
-        for _ in range(count - left.get(element, 0)):
-            yield {"operator": uid, "state": state, "change": "added", _BEFORE: None, _AFTER: element}
+    """Elements that only one side holds, whichever subtask holds them; entries of broadcast maps by their map key."""
+    left, right = _operator_rows(pair.left, uid, state), _operator_rows(pair.right, uid, state)
+    head = {"operator": uid, "state": state}
+    if MAP_KEY in ({*left[0]} if left else {*right[0]} if right else set()):
+        old, new = ({json.dumps(row[MAP_KEY]): row for row in rows} for rows in (left, right))
+        for key in dict.fromkeys([*old, *new]):
+            before, after = old.get(key), new.get(key)
+            if before != after:
+                yield {**head, "change": "added" if before is None else "removed" if after is None else "changed",
+                       MAP_KEY: json.loads(key), _BEFORE: before and before[MAP_VALUE], _AFTER: after and after[MAP_VALUE]}
+        return
+    before_counts, after_counts = (Counter(json.dumps(row[VALUE]) for row in rows) for rows in (left, right))
+    for element in (before_counts - after_counts).elements():
+        yield {**head, "change": "removed", _BEFORE: json.loads(element), _AFTER: None}
+    for element in (after_counts - before_counts).elements():
+        yield {**head, "change": "added", _BEFORE: None, _AFTER: json.loads(element)}
 
 
-def _elements(side: Savepoint, uid: str, state: str) -> dict[str, int]:
-    """How often each element is held; a broadcast map, which every subtask holds, counts once."""
-    if side.metadata.operator(uid) is None or (uid, state) not in {(info.uid, info.name) for info in side.states(uid)}:
-        return {}
-    counts: dict[str, int] = {}
-    table = side.read(uid, state).read_all()
-    for row in table.drop_columns([name for name in ("subtask", "index") if name in table.column_names]).to_pylist():
-        shown = str(to_plain(row))
-        counts[shown] = counts.get(shown, 0) + 1
-    return dict.fromkeys(counts, 1) if MAP_KEY in table.column_names else counts
+def _operator_rows(side: Savepoint, uid: str, state: str) -> list[dict[str, Any]]:
+    if side.metadata.operator(uid) is None or not side.is_operator_state(uid, state):
+        return []
+    batches = side.read(uid, state).read_all().combine_chunks().to_batches()
+    return [row for batch in batches for row in plain_rows(batch, side.column_types(uid, state))]

@@ -18,15 +18,18 @@ from savepoint.columns import StateLayout
 from savepoint.convert import Meter, Progress, savepoint_head
 from savepoint.copying import Copier
 from savepoint.destination import Destination
-from savepoint.format import EXPIRES_AT, KEY, LIST_INDEX, MAP_KEY, MAP_VALUE, NAMESPACE, OPEN_FORMAT, VALUE
+from savepoint.format import EXPIRES_AT, KEY, LIST_INDEX, MAP_KEY, MAP_VALUE, NAMESPACE, OPEN_FORMAT, TIMESTAMP, VALUE
+from savepoint.inflight import noted_files
 from savepoint.opened import open_savepoint
+from savepoint.operator_edit import OperatorOperation, edited_parts
+from savepoint.operators import write_operator_states
 from savepoint.parts import StateStatistics
 from savepoint.patch import Operation, checked
 from savepoint.reader import state_meta
 from savepoint.replacement import Entries, Place, Replacement, Touched, with_replacement
 from savepoint.rewrite import as_open
 from savepoint.transform import column_kinds
-from savepoint.values import to_plain
+from savepoint.values import plain_value, to_plain
 from savepoint.writer import OpenHandleWriter, open_handle
 from statebackend.backend import KeyedHandle
 from statebackend.clock import Clock, SystemClock
@@ -35,6 +38,9 @@ from statebackend.errors import InvalidRequest
 from statebackend.files import StateFile
 from statebackend.schema import StateSchema
 from statebackend.ttl import NEVER, expires_at
+
+_SUFFIXES = {"map": MAP_KEY, "list": LIST_INDEX, "timer": TIMESTAMP}
+"""The column that names an entry within its key and namespace, by kind of state."""
 
 
 class Edit:
@@ -51,14 +57,16 @@ class Edit:
                 raise InvalidRequest("the patch is empty", hint="give operations in a file, or --set and --delete")
             self._stored = stored
             self._opened = self._stack.enter_context(as_open(stored))
-            self._touched = self._apply(patch)
+            self._touched = self._apply([item for item in patch if isinstance(item, Operation)])
+            self._operators = edited_parts(self._opened, [item for item in patch if isinstance(item, OperatorOperation)])
         except BaseException:
             self._stack.close()
             raise
 
     def plan(self) -> list[dict[str, Any]]:
         """Every entry that will differ, in the rows of a diff: operator, state, change, key columns, before, after."""
-        return [row for (uid, _), touched in self._touched.items() for row in _differences(uid, touched)]
+        keyed = [row for (uid, _), touched in self._touched.items() for row in _differences(uid, touched)]
+        return keyed + [row for edited in self._operators.values() for row in edited.plan]
 
     def write(self, destination: str | os.PathLike[str], *, progress: Progress | None = None) -> CheckpointMetadata:
         """Write the edited savepoint into a folder that must not exist."""
@@ -100,9 +108,8 @@ class Edit:
         columns = _python_columns(table, layout)
         for row in range(table.num_rows):
             place = _place(touched, key_type.encode_key(columns[KEY][row]), columns.get(NAMESPACE, {}), row)
-            suffix = columns[MAP_KEY][row] if MAP_KEY in columns else columns[LIST_INDEX][row] \
-                if LIST_INDEX in columns else None
-            value = columns[MAP_VALUE if MAP_VALUE in columns else VALUE][row]
+            suffix = next((columns[name][row] for name in _SUFFIXES.values() if name in columns), None)
+            value = next((columns[name][row] for name in (VALUE, MAP_VALUE) if name in columns), True)
             expiry = columns[EXPIRES_AT][row] if EXPIRES_AT in columns else None
             touched.before.setdefault(place, {})[suffix] = (value, expiry)
         touched.after = {place: dict(entries) for place, entries in touched.before.items()}
@@ -111,11 +118,17 @@ class Edit:
     # -- writing
 
     def _operator(self, entry: OperatorEntry, place: Destination, copier: Copier) -> OperatorEntry:
+        edited = self._operators.get(entry.uid)
+        written = {} if edited is None else write_operator_states(place.create, entry.uid, edited.parts)
         subtasks = []
         for subtask in entry.subtasks:
             keyed = tuple(self._handle(entry.uid, handle, place, copier) for handle in subtask.keyed)
+            flying = noted_files(subtask.in_flight)
+            kept = [file for file in subtask.operator_files if edited is None or file.path in flying]
+            note, files = written.get(subtask.index, (subtask.operator, ()))
             subtasks.append(replace(
-                subtask, keyed=keyed, operator_files=tuple(copier.copy(file, file.path) for file in subtask.operator_files),
+                subtask, keyed=keyed, operator=note,
+                operator_files=(*files, *(copier.copy(file, file.path) for file in kept)),
                 in_flight=subtask.in_flight and copier.copy(subtask.in_flight, subtask.in_flight.path),
                 input_channels=copier.channels(subtask.input_channels, entry.uid),
                 output_channels=copier.channels(subtask.output_channels, entry.uid)))
@@ -192,7 +205,7 @@ def _apply_one(item: Operation, touched: Touched, key_type: Any, now_ms: int) ->
     elif schema.kind == StateKind.LIST and item.list_index is None:
         touched.after[place] = {index: (value, expiry) for index, value in enumerate(item.value)}
     else:
-        suffix = item.map_key if item.has_map_key else item.list_index
+        suffix = item.suffix
         if item.list_index is not None and item.list_index > len(entries):
             raise InvalidRequest("a list can only grow at its end", state=schema.name, expected=f"0..{len(entries)}",
                                  found=item.list_index)
@@ -201,12 +214,11 @@ def _apply_one(item: Operation, touched: Touched, key_type: Any, now_ms: int) ->
 
 
 def _delete(item: Operation, entries: Entries, schema: StateSchema) -> None:
-    suffix = item.map_key if item.has_map_key else item.list_index
-    whole = suffix is None and not item.has_map_key
-    if not entries or (not whole and suffix not in entries):
+    suffix = item.suffix
+    if not entries or (not item.whole and suffix not in entries):
         raise InvalidRequest("the entry that is to be deleted is not there", state=schema.name, key=to_plain(item.key),
                              hint="look it up with savepoint read --key")
-    if whole:
+    if item.whole:
         entries.clear()
         return
     del entries[suffix]
@@ -217,7 +229,7 @@ def _delete(item: Operation, entries: Entries, schema: StateSchema) -> None:
 
 
 def _differences(uid: str, touched: Touched) -> Iterator[dict[str, Any]]:
-    suffix_name = {"map": MAP_KEY, "list": LIST_INDEX}.get(touched.schema.kind)
+    suffix_name, schema = _SUFFIXES.get(touched.schema.kind), touched.schema
     for place in sorted({*touched.before, *touched.after}):
         before, after = touched.before.get(place, {}), touched.after.get(place, {})
         for suffix in dict.fromkeys([*before, *after]):
@@ -226,10 +238,11 @@ def _differences(uid: str, touched: Touched) -> Iterator[dict[str, Any]]:
                 continue
             change = "added" if old is None else "removed" if new is None else "changed"
             row: dict[str, Any] = {"operator": uid, "state": touched.schema.name, "change": change,
-                                   KEY: to_plain(touched.keys[place[0]])}
+                                   KEY: plain_value(touched.keys[place[0]], touched.layout.key_type)}
             if touched.schema.namespace_type is not None:
-                row[NAMESPACE] = to_plain(touched.namespaces[place[1]])
+                row[NAMESPACE] = plain_value(touched.namespaces[place[1]], schema.namespace_type)
             if suffix_name is not None:
-                row[suffix_name] = to_plain(suffix)
-            yield {**row, "before": None if old is None else to_plain(old[0]),
-                   "after": None if new is None else to_plain(new[0])}
+                row[suffix_name] = plain_value(suffix, schema.map_key_type)
+            kind = None if schema.kind == StateKind.TIMER else schema.value_type
+            yield {**row, "before": None if old is None else plain_value(old[0], kind),
+                   "after": None if new is None else plain_value(new[0], kind)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from savepoint.format import KEY, MAP_KEY, MAP_VALUE, NAMESPACE, TIMESTAMP, VALUE
-from savepoint.values import to_plain
+from savepoint.values import plain_column, to_plain
 from statebackend.descriptors import StateKind
 from statebackend.errors import NotFound
 from statebackend.schema import StateSchema
@@ -30,7 +30,7 @@ def lookup(savepoint: Savepoint, uid: str, state: str, key: Any, namespace: Any 
         spaces = schema.namespace_type.from_arrow(table.column(NAMESPACE))
         table = table.take(pa.array([row for row, space in enumerate(spaces) if space == namespace], pa.int64()))
     if table.num_rows == 0:
-        raise NotFound(f"there is no key {key!r}", operator=uid, state=state, path=savepoint.url,
+        raise NotFound(f"there is no key {to_plain(key)!r}", operator=uid, state=state, path=savepoint.url,
                        hint=near_keys(savepoint, uid, state, key))
     return _shaped(table, schema)
 
@@ -50,7 +50,8 @@ def near_keys(savepoint: Savepoint, uid: str, state: str, key: Any) -> str | Non
     """Keys that look like the wanted one, out of the first ones stored."""
     known: list[str] = []
     for batch in savepoint.read(uid, state, columns=[KEY]):
-        known += [str(to_plain(value)) for value in batch.column(0).slice(0, _SAMPLED_KEYS - len(known)).to_pylist()]
+        sample = batch.column(0).slice(0, _SAMPLED_KEYS - len(known))
+        known += [str(value) for value in plain_column(sample, savepoint.key_type(uid))]
         if len(known) >= _SAMPLED_KEYS:
             break
     near = get_close_matches(str(to_plain(key)), dict.fromkeys(known), n=3, cutoff=0.6)

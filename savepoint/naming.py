@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from savepoint.format import KEY, MAP_KEY, VALUE
 from savepoint.opened import Savepoint
-from savepoint.values import from_text
+from savepoint.values import plain_text
+from statebackend.descriptors import StateKind
 from statebackend.errors import InvalidRequest, NotFound
 from statebackend.keygroups import KeyGroupRange
 from statebackend.types import StateType, state_type
@@ -29,13 +31,16 @@ def split_name(savepoint: Savepoint, text: str) -> tuple[str, str]:
 
 
 def parse_assignment(savepoint: Savepoint, text: str) -> dict[str, Any]:
-    """The patch operation of `operator.state:key=value`; key and value may be JSON."""
+    """The patch operation of `operator.state:key=value`; key and value may be JSON.
+
+    The key of a broadcast state is a map key, that of an operator list `subtask/index`; the value of a timer its time.
+    """
     name, key, rest = _name_and_key(text)
     if not rest.startswith("="):
         raise InvalidRequest(f"{text!r} sets nothing", hint="write it as OPERATOR.STATE:KEY=VALUE")
     uid, state = split_name(savepoint, name)
-    return {"op": "set", "operator": uid, "state": state, "key": _typed_key(savepoint, uid, key),
-            "value": _json_or_text(rest[1:])}
+    return {"op": "set", "operator": uid, "state": state, **_entry_named(savepoint, uid, state, key),
+            "value": _value_named(savepoint, uid, state, rest[1:])}
 
 
 def parse_target(savepoint: Savepoint, text: str) -> dict[str, Any]:
@@ -44,7 +49,28 @@ def parse_target(savepoint: Savepoint, text: str) -> dict[str, Any]:
     if rest != "=":
         raise InvalidRequest(f"{text!r} names no key", hint="write it as OPERATOR.STATE:KEY")
     uid, state = split_name(savepoint, name)
-    return {"op": "delete", "operator": uid, "state": state, "key": _typed_key(savepoint, uid, key)}
+    return {"op": "delete", "operator": uid, "state": state, **_entry_named(savepoint, uid, state, key)}
+
+
+def _entry_named(savepoint: Savepoint, uid: str, state: str, key: str) -> dict[str, Any]:
+    types = savepoint.column_types(uid, state)
+    if KEY in types:
+        return {"key": plain_text(key, types[KEY])}
+    if MAP_KEY in types:
+        return {"map_key": plain_text(key, types[MAP_KEY])}
+    subtask, slash, index = key.partition("/")
+    if not (subtask.isdigit() and slash and index.isdigit()):
+        raise InvalidRequest(f"{key!r} names no element of a list", state=state,
+                             hint="write it as SUBTASK/INDEX, such as 0/2")
+    return {"subtask": int(subtask), "index": int(index)}
+
+
+def _value_named(savepoint: Savepoint, uid: str, state: str, text: str) -> Any:
+    """JSON where the type takes it; the whole of a list or map can only be JSON."""
+    info = next(info for info in savepoint.states(uid) if info.name == state)
+    if info.kind in (StateKind.LIST, StateKind.MAP, StateKind.TIMER):
+        return _json_or_text(text)
+    return plain_text(text, savepoint.column_types(uid, state)[VALUE])
 
 
 def _name_and_key(text: str) -> tuple[str, str, str]:
@@ -59,12 +85,6 @@ def _name_and_key(text: str) -> tuple[str, str, str]:
         return name, rest[:end], rest[end:]
     key, _, value = rest.partition("=")
     return name, key, f"={value}" if "=" in rest else ""
-
-
-def _typed_key(savepoint: Savepoint, uid: str, text: str) -> Any:
-    from savepoint.values import to_plain
-
-    return to_plain(from_text(text, savepoint.key_type(uid)))
 
 
 def _json_or_text(text: str) -> Any:

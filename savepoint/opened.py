@@ -14,6 +14,7 @@ import pyarrow as pa
 from checkpoint.storage.files import CheckpointSource
 from checkpoint.storage.metadata import CheckpointMetadata, OperatorEntry
 from checkpoint.storage.opening import locate, open_checkpoint
+from savepoint.columns import StateLayout
 from savepoint.format import OPEN_FORMAT
 from savepoint.operators import operator_table, operator_types
 from savepoint.scan import keep_keys, scan_state
@@ -161,7 +162,7 @@ class Savepoint:
             from savepoint.query import filtered
 
             return filtered(self, uid, state, where, keys=keys, key_groups=key_groups, columns=columns)
-        if self._is_operator_state(uid, state):
+        if self.is_operator_state(uid, state):
             return self._read_operator_state(uid, state, where, columns)
         schema = self.schema(uid, state)
         wanted = None if keys is None else list(keys)
@@ -171,6 +172,16 @@ class Savepoint:
         if wanted is not None:
             batches = keep_keys(batches, self.key_type(uid), wanted, columns)
         return pa.RecordBatchReader.from_batches(_chosen(scan.arrow_schema, columns), batches)
+
+    def column_types(self, uid: str, state: str) -> dict[str, StateType]:
+        """The state types of a state's columns, where they have one: what prints values needs them to print UUIDs."""
+        if self.is_operator_state(uid, state):
+            part = next(part for _, parts in self.operator_parts(uid) for part in parts if part.name == state)
+            map_key_type, value_type = operator_types(part)
+            return {"value": value_type, "map_value": value_type} | ({"map_key": map_key_type} if map_key_type else {})
+        from savepoint.transform import column_kinds
+
+        return column_kinds(StateLayout(self.schema(uid, state), self.key_type(uid)))
 
     def to_pandas(self, uid: str, state: str, **options: Any) -> Any:
         """The rows as a pandas frame; takes what `read` takes."""
@@ -219,6 +230,12 @@ class Savepoint:
         return [(subtask.index, operator_state(subtask.operator, self.source).parts)
                 for subtask in self.entry(uid).subtasks if subtask.operator is not None]
 
+    def is_operator_state(self, uid: str, state: str) -> bool:
+        """Whether an operator has a state of this name that is not keyed."""
+        if any(schema.name == state for handle in self.handles(uid) for schema in handle.schemas):
+            return False
+        return any(part.name == state for _, parts in self.operator_parts(uid) for part in parts)
+
     def channels(self, uid: str) -> list[tuple[int, list[Channel]]]:
         """The records in flight of each subtask that has any, by channel (snapshots of unaligned checkpoints)."""
         from savepoint.inflight import stored_channels
@@ -263,11 +280,6 @@ class Savepoint:
         stored = {file.path: file.size for file in entry.files()}
         return OperatorInfo(entry.uid, entry.name, entry.parallelism, entry.max_parallelism, key_type,
                             sum(stored.values()), states, in_flight_counts(entry))
-
-    def _is_operator_state(self, uid: str, state: str) -> bool:
-        if any(schema.name == state for handle in self.handles(uid) for schema in handle.schemas):
-            return False
-        return any(part.name == state for _, parts in self.operator_parts(uid) for part in parts)
 
     def _read_operator_state(self, uid: str, state: str, where: ds.Expression | None,
                              columns: Sequence[str] | None) -> pa.RecordBatchReader:

@@ -24,10 +24,11 @@ from savepoint.format import (
     PART_ROWS,
     TIMESTAMP,
 )
-from savepoint.values import to_plain
+from savepoint.values import plain_value
 from statebackend.errors import CorruptData
 from statebackend.files import FileWriter, StateFile
 from statebackend.keygroups import KeyGroupRange
+from statebackend.types import StateType
 
 Create = Callable[[str], FileWriter]
 """Starts a file at a path relative to the savepoint."""
@@ -77,7 +78,7 @@ class PartsWriter:
     """Takes batches sorted by key group and key; `finish` gives the files and the statistics. Not thread-safe."""
 
     def __init__(self, create: Create, path_of: Callable[[int, int], str], schema: pa.Schema,
-                 key_groups: KeyGroupRange, expected_rows: int = 0) -> None:
+                 key_groups: KeyGroupRange, expected_rows: int = 0, key_type: StateType | None = None) -> None:
         self._create, self._path_of, self._schema, self._range = create, path_of, schema, key_groups
         self._plan = plan_parts(key_groups, expected_rows)
         self._part: _Part | None = None
@@ -85,7 +86,7 @@ class PartsWriter:
         groups = key_groups.last - key_groups.first + 1
         self._counts = np.zeros(groups, np.int64)
         self._sizes = np.zeros(groups, np.float64)
-        self._largest = LargestKeys(self._one_row_per_key())
+        self._largest = LargestKeys(self._one_row_per_key(), key_type)
         self._width = fixed_row_size(schema)
         self._parts: list[dict[str, Any]] = []
         self._longest = 0
@@ -247,8 +248,8 @@ def delta_encoded(schema: pa.Schema) -> dict[str, str]:
 class LargestKeys:
     """The keys with the most bytes in a sorted stream. A key's rows are neighbours, also across batches."""
 
-    def __init__(self, one_row_per_key: bool, keep: int = LARGEST_KEYS) -> None:
-        self._unique, self._keep = one_row_per_key, keep
+    def __init__(self, one_row_per_key: bool, key_type: StateType | None = None, keep: int = LARGEST_KEYS) -> None:
+        self._unique, self._key_type, self._keep = one_row_per_key, key_type, keep
         self._top: list[tuple[int, int, Any]] = []
         self._open: tuple[Any, int, int] | None = None
 
@@ -276,7 +277,7 @@ class LargestKeys:
         if self._open is not None:
             self._put(*self._open)
             self._open = None
-        return [{"key": to_plain(key), "rows": rows, "bytes": size} for size, rows, key in self._top]
+        return [{"key": plain_value(key, self._key_type), "rows": rows, "bytes": size} for size, rows, key in self._top]
 
     def _offer(self, keys: pa.Array, totals: Ints, rows: Ints) -> None:
         if len(totals) == 0:

@@ -6,7 +6,9 @@ A patch is a JSON array, or JSON lines, of operations:
     {"op": "delete", "operator": "count", "state": "total", "key": "bob"}
 
 `namespace` names one (none: the default), `map_key` one entry of a map, `list_index` one element of a list; without
-them the whole map or list is meant. Rows that `diff` prints are operations too: `after` is set, what was removed goes.
+them the whole map or list is meant. A timer is named by `key` and `timestamp` and has no value; without a timestamp all
+timers of the key are deleted. Rows that `diff` prints are operations too: `after` is set, what was removed goes.
+Operations on operator state are in operator_edit.py.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from savepoint.opened import Savepoint
+from savepoint.operator_edit import OperatorOperation, operator_operation
 from savepoint.values import from_plain
 from statebackend.descriptors import StateKind
 from statebackend.errors import InvalidRequest
 from statebackend.schema import StateSchema
 
-_FIELDS = {"op", "operator", "state", "key", "namespace", "map_key", "list_index", "value", "expires_at"}
+_FIELDS = {"op", "operator", "state", "key", "namespace", "map_key", "list_index", "timestamp", "value", "expires_at"}
 _CHANGES = {"added": "set", "changed": "set", "removed": "delete"}
 
 
@@ -38,8 +41,21 @@ class Operation:
     map_key: Any = None
     has_map_key: bool = False
     list_index: int | None = None
+    timestamp: int | None = None
     value: Any = None
     expires_at: int | None = None
+
+    @property
+    def suffix(self) -> Any:
+        """What names the entry within its key and namespace: a map key, a list index, a timer's timestamp, or nothing."""
+        if self.schema.kind == StateKind.TIMER:
+            return self.timestamp
+        return self.map_key if self.has_map_key else self.list_index
+
+    @property
+    def whole(self) -> bool:
+        """Whether it means everything that the key has in its namespace."""
+        return self.suffix is None and not self.has_map_key
 
 
 def read_patch(text: str, *, path: str = "patch") -> list[dict[str, Any]]:
@@ -65,12 +81,14 @@ def _lines(text: str) -> Iterator[Any]:
                 raise ValueError(f"line {number}: {error}") from error
 
 
-def checked(savepoint: Savepoint, operations: Iterable[Mapping[str, Any]]) -> list[Operation]:
+def checked(savepoint: Savepoint, operations: Iterable[Mapping[str, Any]]) -> list[Operation | OperatorOperation]:
     """The operations with typed values; one that does not fit the schema is refused, naming it."""
-    found = []
+    found: list[Operation | OperatorOperation] = []
     for number, raw in enumerate(operations, 1):
         try:
-            found.append(_operation(savepoint, _from_diff(raw)))
+            on_operator = savepoint.metadata.operator(str(raw.get("operator"))) is not None and \
+                savepoint.is_operator_state(str(raw.get("operator")), str(raw.get("state")))
+            found.append(operator_operation(savepoint, raw) if on_operator else _operation(savepoint, _from_diff(raw)))
         except InvalidRequest as error:
             error.context.setdefault("operation", number)
             raise
@@ -94,17 +112,31 @@ def _operation(savepoint: Savepoint, raw: Mapping[str, Any]) -> Operation:
     op = raw.get("op")
     if op not in ("set", "delete"):
         raise InvalidRequest(f"there is no operation {op!r}", hint="op is set or delete")
-    for name in ("operator", "state", "key", *(("value",) if op == "set" else ())):
+    for name in ("operator", "state", "key"):
         if name not in raw:
             raise InvalidRequest(f"an operation lacks {name!r}")
     uid, state = str(raw["operator"]), str(raw["state"])
     schema = savepoint.schema(uid, state)
-    if schema.kind == StateKind.TIMER:
-        raise InvalidRequest("timers can't be edited", state=state, hint="map a function over them with a transform")
+    timer = schema.kind == StateKind.TIMER
+    if op == "set" and not timer and "value" not in raw:
+        raise InvalidRequest("an operation lacks 'value'")
     return Operation(
         op, uid, schema, from_plain(raw["key"], savepoint.key_type(uid)), _namespace(raw, schema),
-        _map_key(raw, schema), "map_key" in raw, _list_index(raw, schema),
-        _value(raw, schema) if op == "set" else None, raw.get("expires_at"))
+        _map_key(raw, schema), "map_key" in raw, _list_index(raw, schema), _timestamp(raw, schema, op),
+        True if timer else _value(raw, schema) if op == "set" else None, raw.get("expires_at"))
+
+
+def _timestamp(raw: Mapping[str, Any], schema: StateSchema, op: str) -> int | None:
+    if schema.kind != StateKind.TIMER:
+        if "timestamp" in raw:
+            raise InvalidRequest("only a timer has a timestamp", state=schema.name, found=schema.kind)
+        return None
+    when = raw.get("timestamp", raw.get("value") if op == "set" else None)
+    if when is None and op == "delete":
+        return None
+    if isinstance(when, bool) or not isinstance(when, int) or not -(2**63) <= when < 2**63:
+        raise InvalidRequest("a timer needs a timestamp in milliseconds", state=schema.name, found=when)
+    return when
 
 
 def _namespace(raw: Mapping[str, Any], schema: StateSchema) -> Any:

@@ -25,6 +25,7 @@ from savepoint.rewrite import as_open
 from savepoint.scan import keep_keys
 from statebackend.errors import HoldfastError, InvalidRequest, NotFound, Unavailable
 from statebackend.keygroups import KeyGroupRange
+from statebackend.types import OptionalType, StateType
 
 if TYPE_CHECKING:
     from savepoint.opened import Savepoint
@@ -70,7 +71,10 @@ def filtered(savepoint: Savepoint, uid: str, state: str, where: str, *, keys: It
              columns: Sequence[str] | None) -> pa.RecordBatchReader:
     """The rows of one state that fulfil a condition in SQL."""
     wanted = None if keys is None else list(keys)
-    chosen = "*" if columns is None or wanted is not None else ", ".join(_quoted(name) for name in columns)
+    types = savepoint.column_types(uid, state)
+    names = savepoint.read(uid, state).schema.names if columns is None or wanted is not None else columns
+    chosen = ", ".join(f"{_quoted(name)}::blob as {_quoted(name)}" if name in types and _is_uuid(types[name])
+                       else _quoted(name) for name in names)
     conditions = [f"({where})"]
     if wanted is not None or key_groups is not None:
         ranges = savepoint.ranges(uid, wanted, key_groups)
@@ -115,7 +119,21 @@ def _register(connection: Any, savepoint: Savepoint, tables: set[tuple[str, str]
             opened = stack.enter_context(as_open(savepoint))
         connection.register(f"__state_{number}", _relation(opened, uid, state, stack))
         connection.execute(f"create schema if not exists {_quoted(schema)}")
-        connection.execute(f"create view {_quoted(schema)}.{_quoted(table)} as select * from __state_{number}")
+        connection.execute(f"create view {_quoted(schema)}.{_quoted(table)} as "
+                           f"select {_columns(opened, uid, state)} from __state_{number}")
+
+
+def _columns(opened: Savepoint, uid: str, state: str) -> str:
+    """All columns; UUIDs, which Arrow has as bytes, as what they are."""
+    types = opened.column_types(uid, state)
+    there = opened.read(uid, state).schema.names
+    casts = [f"{_quoted(name)}::uuid as {_quoted(name)}" for name in there
+             if name in types and _is_uuid(types[name])]
+    return f"* replace ({', '.join(casts)})" if casts else "*"
+
+
+def _is_uuid(kind: StateType) -> bool:
+    return kind.tag == "uuid" or (isinstance(kind, OptionalType) and kind.item.tag == "uuid")
 
 
 def _named(savepoint: Savepoint, schema: str, table: str) -> tuple[str, str]:

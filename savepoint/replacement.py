@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from savepoint.columns import StateLayout
-from savepoint.format import EXPIRES_AT, KEY, LIST_INDEX, MAP_KEY, MAP_VALUE, NAMESPACE, VALUE
+from savepoint.format import EXPIRES_AT, KEY, LIST_INDEX, MAP_KEY, MAP_VALUE, NAMESPACE, TIMESTAMP, VALUE
 from savepoint.opened import Savepoint
 from savepoint.parts import concat
 from savepoint.scan import rows_of_keys, scan_handle
@@ -24,7 +24,7 @@ from statebackend.ttl import NEVER
 Place = tuple[bytes, bytes]
 """Encoded key and namespace: what one value, list or map belongs to."""
 Entries = dict[Any, tuple[Any, int | None]]
-"""Suffix (map key, list index, or None) to value and expiry."""
+"""Suffix (map key, list index, timestamp of a timer, or None) to value and expiry."""
 
 
 @dataclass
@@ -64,8 +64,11 @@ class Replacement:
             columns[MAP_KEY] = schema.map_key_type.to_arrow([suffix for _, suffix, _, _ in flat])
         if schema.kind == StateKind.LIST:
             columns[LIST_INDEX] = pa.array([suffix for _, suffix, _, _ in flat], pa.int64())
-        columns[MAP_VALUE if schema.kind == StateKind.MAP else VALUE] = \
-            schema.value_type.to_arrow([value for _, _, value, _ in flat])
+        if schema.kind == StateKind.TIMER:
+            columns[TIMESTAMP] = pa.array([suffix for _, suffix, _, _ in flat], pa.int64())
+        else:
+            columns[MAP_VALUE if schema.kind == StateKind.MAP else VALUE] = \
+                schema.value_type.to_arrow([value for _, _, value, _ in flat])
         if schema.ttl is not None:
             times = pa.array([None if expiry in (None, NEVER) else expiry for *_, expiry in flat], pa.int64())
             columns[EXPIRES_AT] = times.cast(layout.arrow_schema.field(EXPIRES_AT).type)

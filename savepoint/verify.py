@@ -21,7 +21,7 @@ from savepoint.inflight import channel_table
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.reader import Part, layout_of, parts_of, read_parts, state_meta
 from savepoint.scan import scan_handle
-from savepoint.values import to_plain
+from savepoint.values import plain_value
 from statebackend.backend import KeyedHandle
 from statebackend.errors import HoldfastError
 from statebackend.keygroups import KeyGroupRange, key_groups_of
@@ -178,7 +178,7 @@ def _check_groups(batch: pa.RecordBatch, groups: Any, entry: OperatorEntry, sche
     """Every key lies in the key group that its hash gives, and that its subtask owns."""
     wrong = np.flatnonzero(key_groups_of(batch.column(KEY), handle.max_parallelism, layout.key_type) != groups)
     if len(wrong):
-        key = to_plain(batch.column(KEY)[int(wrong[0])].as_py())
+        key = plain_value(batch.column(KEY)[int(wrong[0])].as_py(), layout.key_type)
         yield Problem("corrupt_data", f"{len(wrong)} keys are in a wrong key group, such as {key!r} in {groups[wrong[0]]}",
                       None, entry.uid, schema.name)
     if groups.min() < handle.key_groups.first or groups.max() > handle.key_groups.last:

@@ -52,7 +52,7 @@ class OpenHandleWriter:
                      "holdfast.state": name, "holdfast.kind": schema.kind,
                      "holdfast.max_parallelism": str(self._max_parallelism)}
         self._writers[name] = PartsWriter(create, path_of, layout.arrow_schema.with_metadata(described), self._range,
-                                          expected_rows)
+                                          expected_rows, self._key_type)
         self._layouts[name] = layout
         self._decoders[schema.state_id] = (name, layout.decoder())
 

@@ -125,17 +125,22 @@ def emit_object(value: Row, output: Format | None, *, name: str, show: Callable[
 
 
 def emit_batches(reader: pa.RecordBatchReader, output: Format | None, *, name: str = "key",
-                 limit: int | None = None, human_limit: int = 1000) -> int:
-    """Stream Arrow batches to stdout; the number of rows printed. A table stops at `human_limit` and says so."""
+                 limit: int | None = None, human_limit: int = 1000, types: Mapping[str, Any] | None = None) -> int:
+    """Stream Arrow batches to stdout; the number of rows printed. A table stops at `human_limit` and says so.
+
+    `types` are the state types of columns, where known: text then shows UUIDs and tuples as what they are.
+    """
     form = chosen(output)
     if form in (Format.PARQUET, Format.ARROW):
         return _binary(reader, form, limit)
     if form is Format.TABLE:
-        return _batches_as_table(reader, limit, human_limit)
-    return _batches_as_text(reader, form, name, limit)
+        return _batches_as_table(reader, limit, human_limit, types or {})
+    return _batches_as_text(reader, form, name, limit, types or {})
 
 
-def _batches_as_table(reader: pa.RecordBatchReader, limit: int | None, human_limit: int) -> int:
+def _batches_as_table(reader: pa.RecordBatchReader, limit: int | None, human_limit: int, types: Mapping[str, Any]) -> int:
+    from savepoint.values import plain_rows
+
     rows: list[dict[str, Any]] = []
     wanted = human_limit if limit is None else limit
     more = False
@@ -144,14 +149,17 @@ def _batches_as_table(reader: pa.RecordBatchReader, limit: int | None, human_lim
             more = limit is None
             break
         more = limit is None and batch.num_rows > wanted - len(rows)
-        rows += batch.slice(0, wanted - len(rows)).to_pylist()
+        rows += plain_rows(batch.slice(0, wanted - len(rows)), types)
     _table(rows, reader.schema.names, {}, None)
     if more:
         note(f"first {wanted} rows; use -o jsonl, csv, parquet or arrow for all, or --limit")
     return len(rows)
 
 
-def _batches_as_text(reader: pa.RecordBatchReader, form: Format, name: str, limit: int | None) -> int:
+def _batches_as_text(reader: pa.RecordBatchReader, form: Format, name: str, limit: int | None,
+                     types: Mapping[str, Any]) -> int:
+    from savepoint.values import plain_rows
+
     count, first = 0, True
     stream = sys.stdout
     writer = csv.writer(stream, lineterminator="\n") if form is Format.CSV else None
@@ -161,7 +169,7 @@ def _batches_as_text(reader: pa.RecordBatchReader, form: Format, name: str, limi
         if limit is not None:
             batch = batch.slice(0, limit - count)
         lines = []
-        for row in batch.to_pylist():
+        for row in plain_rows(batch, types):
             if writer is not None:
                 writer.writerow([_cell(value) for value in row.values()])
             elif form is Format.NAME:

@@ -103,7 +103,7 @@ def read(
     import savepoint
     from savepoint.lookup import near_keys
     from savepoint.naming import parse_key_groups, split_name
-    from savepoint.values import from_text
+    from savepoint.values import from_text, to_plain
     from statebackend.errors import NotFound
 
     with savepoint.open(path) as opened:
@@ -114,9 +114,9 @@ def read(
         keys = [from_text(text, opened.key_type(uid)) for text in key] if key else None
         reader = opened.read(uid, name, keys=keys, key_groups=parse_key_groups(key_group) if key_group else None,
                              where=where, columns=columns.split(",") if columns else None)
-        printed = out.emit_batches(reader, output, limit=limit)
+        printed = out.emit_batches(reader, output, limit=limit, types=opened.column_types(uid, name))
         if keys is not None and printed == 0 and limit != 0:
-            raise NotFound(f"there is no key {keys[0]!r}", operator=uid, state=name,
+            raise NotFound(f"there is no key {to_plain(keys[0])!r}", operator=uid, state=name,
                            hint=near_keys(opened, uid, name, keys[0]))
 
 
@@ -209,6 +209,7 @@ def edit(
     \b
     Examples:
       holdfast savepoint edit sp/ --set count.total:alice=7
+      holdfast savepoint edit sp/ --set count._timers_event:alice=1700000000000 --set source.offsets:0/1=17
       holdfast savepoint edit sp/ fixed/ --patch fix.jsonl --delete count.total:bob --apply
     """
     import savepoint

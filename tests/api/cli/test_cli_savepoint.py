@@ -212,3 +212,36 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(sp, tmp_path) -> None:
     assert done.returncode == 7, done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "new").exists()
+
+
+def test_uuids_and_tuples_read_and_edit_as_they_are_written(holdfast, tmp_path) -> None:
+    from uuid import UUID
+
+    from statebackend import ValueStateDescriptor
+
+    device, owner = UUID(int=7), UUID(int=9)
+    table = pa.table({"device": pa.array([device.bytes], pa.binary(16)), "slot": [3],
+                      "owner": pa.array([owner.bytes], pa.binary(16))})
+    with savepoint.SavepointWriter(tmp_path / "ids") as writer:
+        writer.keyed("op", ValueStateDescriptor("owner", UUID), table, key_type=tuple[UUID, int], key=["device", "slot"],
+                     value="owner")
+    typed = json.dumps([str(device), 3])
+    read = ["savepoint", "read", tmp_path / "ids", "op.owner", "--key", typed, "--columns", "key,value", "-o"]
+    assert json.loads(holdfast(*read, "jsonl").stdout) == {"key": [str(device), 3], "value": str(owner)}
+    [row] = csv.DictReader(io.StringIO(holdfast(*read, "csv").stdout))
+    assert (json.loads(row["key"]), row["value"]) == ([str(device), 3], str(owner))
+    assert str(owner) in holdfast(*read, "table").stdout
+    plan = holdfast("savepoint", "edit", tmp_path / "ids", "--set", f"op.owner:{typed}={device}", "-o", "jsonl")
+    [row] = lines(plan)
+    assert (row["key"], row["before"], row["after"]) == ([str(device), 3], str(owner), str(device))
+    done = holdfast("savepoint", "query", tmp_path / "ids", f"select count(*) n from op.owner where value = '{owner}'")
+    assert lines(done) == [{"n": 1}]
+
+
+def test_operator_state_is_edited(holdfast, sp, tmp_path) -> None:
+    done = holdfast("savepoint", "edit", sp, tmp_path / "new", "--set", "count.rules:b=2", "--delete", "count.rules:a",
+                    "--apply", "-o", "jsonl")
+    assert done.returncode == 0
+    assert [(row["change"], row["map_key"]) for row in lines(done)] == [("added", "b"), ("removed", "a")]
+    again = holdfast("savepoint", "read", tmp_path / "new", "count.rules")
+    assert {(row["map_key"], row["map_value"]) for row in lines(again)} == {("b", 2)}

@@ -68,7 +68,7 @@ def run_worker(task: BarrierTask, number: int) -> None:
 
 def _work(task: BarrierTask, number: int, control: Connection, folder: str) -> bool:
     spec = task.spec if task.spec.work_dir is not None else replace(task.spec, work_dir=folder)
-    _require_storage(spec)
+    require_storage(spec)
     if task.job_folder is not None and os.path.isdir(task.job_folder) and task.job_folder not in sys.path:
         sys.path.append(task.job_folder)  # at the end: it never takes the place of an installed module
     flow = unpack_flow(task.flow)
@@ -79,7 +79,7 @@ def _work(task: BarrierTask, number: int, control: Connection, folder: str) -> b
     return worker.run()
 
 
-def _require_storage(spec: JobSpec) -> None:
+def require_storage(spec: JobSpec) -> None:
     """The driver has claimed the job in the checkpoint folder; who does not see that sees another folder."""
     with spec.storage() as storage:
         found = newest_generation(storage.store)

@@ -1,9 +1,10 @@
-"""The DataFrame plan of a stateful operator: key group, route, shuffle by range, one Python pass. Public API only.
+"""The DataFrame plan of a stateful operator: key group, shuffle by range, batch time, one Python pass. Public API only.
 
-    withColumn(route) -> repartitionById(P, group * P div m) -> mapInArrow(task)
+    withColumn(route) -> repartitionById(P, route * P div m) -> withColumn(time) -> mapInArrow(task)
 
-The route column carries the key group in its low 16 bits and the batch's time above them, because Spark fixes
-`current_timestamp()` per micro-batch (and repeats it when a batch is replayed) but tells a task nothing of it.
+The time of the batch travels with its rows, because Spark fixes `current_timestamp()` per micro-batch (and repeats it
+when a batch is replayed) but tells a task nothing of it. It goes as text: Spark writes numbers into the code that it
+generates, which a number that changes would make it compile again for every batch, and a text it passes by reference.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from spark_integration.keys import key_group_column, quoted
 from spark_integration.operators import OutputSchema
-from spark_integration.task import _GROUP_BITS, _GROUP_MASK, BROADCAST, ROUTE, StatefulTask, TaskPlan
+from spark_integration.task import BATCH_TIME, BROADCAST, ROUTE, StatefulTask, TaskPlan
 from spark_integration.ticks import TICKS, TickSource
 from statebackend.errors import InvalidRequest
 
@@ -57,11 +58,17 @@ def output_schemas(output: Any, side_outputs: Mapping[str, Any]) -> tuple[Any, O
 
 
 def routed(df: Any, key_fields: Sequence[Any], parallelism: int, max_parallelism: int) -> Any:
-    """The rows with their route, each in the partition that owns its key group."""
+    """The rows with their key group, each in the partition that owns it."""
+    return _spread(df.withColumn(ROUTE, key_group_column(key_fields, max_parallelism)), parallelism, max_parallelism)
+
+
+def _spread(rows: Any, parallelism: int, max_parallelism: int) -> Any:
+    """Rows with a key group, each in its partition, with the time of the batch."""
     from pyspark.sql import functions as F
 
-    with_route = df.withColumn(ROUTE, _route(key_group_column(key_fields, max_parallelism)))
-    return with_route.repartitionById(parallelism, _range_of(F.col(ROUTE), parallelism, max_parallelism))
+    owner = (F.col(ROUTE) * parallelism / max_parallelism).cast("int")
+    time = F.unix_millis(F.current_timestamp()).cast("string")
+    return rows.repartitionById(parallelism, owner).withColumn(BATCH_TIME, time)
 
 
 def routed_with_shared(df: Any, key_fields: Sequence[Any], parallelism: int, max_parallelism: int,
@@ -71,7 +78,7 @@ def routed_with_shared(df: Any, key_fields: Sequence[Any], parallelism: int, max
 
     shared_type = broadcast.schema if broadcast is not None else "struct<tick: bigint>"
     empty = F.lit(None).cast(shared_type)
-    rows = df.withColumn(ROUTE, _route(key_group_column(key_fields, max_parallelism)))
+    rows = df.withColumn(ROUTE, key_group_column(key_fields, max_parallelism))
     rows = rows.withColumn(BROADCAST, empty).withColumn(KIND, F.lit(DATA_ROW))
     if broadcast is not None:
         struct = F.struct(*[F.col(quoted(name)) for name in broadcast.columns])
@@ -80,7 +87,7 @@ def routed_with_shared(df: Any, key_fields: Sequence[Any], parallelism: int, max
     if tick_ms is not None:
         ticks = tick_stream(df.sparkSession, tick_ms)
         rows = rows.unionByName(_to_all(df, ticks, empty, TICK_ROW, parallelism, max_parallelism))
-    return rows.repartitionById(parallelism, _range_of(F.col(ROUTE), parallelism, max_parallelism))
+    return _spread(rows, parallelism, max_parallelism)
 
 
 def _to_all(like: Any, df: Any, struct: Any, kind: int, parallelism: int, max_parallelism: int) -> Any:
@@ -91,24 +98,13 @@ def _to_all(like: Any, df: Any, struct: Any, kind: int, parallelism: int, max_pa
                        for index in range(parallelism)])
     spread = df.select(struct.alias(BROADCAST), F.explode(firsts).alias(ROUTE))
     nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in like.schema.fields]
-    return spread.select(*nulls, _route(F.col(ROUTE)).alias(ROUTE), F.col(BROADCAST), F.lit(kind).alias(KIND))
+    return spread.select(*nulls, F.col(ROUTE), F.col(BROADCAST), F.lit(kind).alias(KIND))
 
 
 def tick_stream(session: Any, interval_ms: int) -> Any:
     """A stream with one row per interval."""
     session.dataSource.register(TickSource)
     return session.readStream.format(TICKS).option("interval_ms", str(interval_ms)).load()
-
-
-def _route(key_group: Any) -> Any:
-    from pyspark.sql import functions as F
-
-    return key_group + F.shiftleft(F.unix_millis(F.current_timestamp()), _GROUP_BITS)
-
-
-def _range_of(route: Any, parallelism: int, max_parallelism: int) -> Any:
-    group = route.bitwiseAND(_GROUP_MASK)
-    return (group * parallelism / max_parallelism).cast("int")
 
 
 def applied(rows: Any, plan: TaskPlan, result: Any) -> Any:

@@ -43,9 +43,10 @@ from statebackend.operator_state import OperatorStateSnapshot, OperatorStateStor
 from statebackend.types import CODEC_VERSION, StateType
 
 ROUTE = "__holdfast"
-"""The column that carries a row's key group (low 16 bits) and the batch's time in milliseconds (the rest)."""
+"""The column that carries a row's key group."""
+BATCH_TIME = "__holdfast_time"
+"""The column that carries the batch's time: milliseconds, as text, the same in every row."""
 BROADCAST = "__holdfast_broadcast"
-_GROUP_BITS, _GROUP_MASK = 16, 0xFFFF
 _SPOOL_BYTES = 64 << 20
 _CLEAN_EVERY = 10
 
@@ -240,9 +241,8 @@ class _Attempt:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
-            route = batch.column(batch.schema.get_field_index(ROUTE)).to_numpy(zero_copy_only=False)
-            self._batch_time = int(route[0] >> _GROUP_BITS)
-            groups = route & _GROUP_MASK
+            groups = batch.column(batch.schema.get_field_index(ROUTE)).to_numpy(zero_copy_only=False)
+            self._batch_time = int(batch.column(batch.schema.get_field_index(BATCH_TIME))[0].as_py())
             if int(groups.min()) < self._key_groups.first or int(groups.max()) > self._key_groups.last:
                 raise _renumbered(self._plan, self._info.partition)
             if self._plan.columns.broadcast is not None:

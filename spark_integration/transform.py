@@ -16,8 +16,8 @@ from spark_integration.epochs import TaskRun, require_parallelism
 from spark_integration.guard import guard
 from spark_integration.keys import key_columns, key_type_of
 from spark_integration.operators import Columns, FunctionOperator, Operator
-from spark_integration.session import require_spark, storage_options
-from spark_integration.task import BROADCAST, ROUTE, TaskPlan, versions
+from spark_integration.session import require_spark, run_empty_ranges, storage_options
+from spark_integration.task import BROADCAST, TaskPlan, versions
 from statebackend.backend import backend_names
 from statebackend.durations import duration_ms, size_bytes
 from statebackend.errors import InvalidRequest
@@ -79,6 +79,7 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
     """The plan of any operator: what `stateful` and `aggregate` share."""
     session = df.sparkSession
     require_spark(session)
+    run_empty_ranges(session)
     if df.isStreaming:
         guard(session)
     if not isinstance(uid, str) or not uid:
@@ -96,7 +97,7 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
     if broadcast is not None and df.isStreaming and not broadcast.isStreaming:
         broadcast, table = None, _table(broadcast)
     shared = broadcast is not None or idle_tick is not None
-    columns = Columns(keys, tuple(name for name in df.columns if name != ROUTE), event_time,
+    columns = Columns(keys, tuple(df.columns), event_time,
                       BROADCAST if shared else None)
     result, arrow_output = plans.output_schemas(output, side_outputs or {})
     task_plan = TaskPlan(

@@ -77,7 +77,8 @@ class Cluster:
         groups = key_groups_of(keys.fill_null(""), 128).astype(np.int64)
         mine = (groups * parallelism // 128) == index
         table = pa.table({"user": keys, "v": pa.array([row[1] for row in rows], pa.int64()),
-                          tasks.ROUTE: groups + ((1_000_000 + batch) << 16)}).filter(pa.array(mine))
+                          tasks.ROUTE: groups,
+                          tasks.BATCH_TIME: [str(1_000_000 + batch)] * len(groups)}).filter(pa.array(mine))
         run = TaskRun(query, self.run_id, batch)
         info = TaskInfo(run, index, 0, uuid.uuid4().hex)
         self._monkeypatch.setattr(tasks, "task_info", lambda _run: info)
@@ -275,7 +276,8 @@ def test_old_epochs_are_forgotten_and_the_rest_still_restores(cluster: Cluster) 
 
 
 def test_rows_in_a_foreign_partition_are_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = pa.table({"user": ["a"], "v": pa.array([1], pa.int64()), tasks.ROUTE: pa.array([127], pa.int64())})
+    table = pa.table({"user": ["a"], "v": pa.array([1], pa.int64()), tasks.ROUTE: pa.array([127], pa.int64()),
+                      tasks.BATCH_TIME: ["0"]})
     info = TaskInfo(TaskRun("query", "run", 0), 0, 0, "x")
     monkeypatch.setattr(tasks, "task_info", lambda _run: info)
     with pytest.raises(InvalidRequest, match="not theirs"):

@@ -31,7 +31,15 @@ def bare_rocksdict(folder: Path) -> Any:
     return database
 
 
+def zipf_sequence(seed: int, keys: int, events: int) -> list[int]:
+    """Keys by Zipf's law with exponent 1.1: a few are most of the events; which ones they are changes with the seed."""
+    random = np.random.default_rng(seed)
+    ranks = random.zipf(1.1, events) % keys
+    return [int(key) for key in (ranks * 2_654_435_761 + seed) % keys]
+
+
 class _ReadModifyWrite(Benchmark):
+    sequence: Callable[[int, int, int], list[int]] = staticmethod(key_sequence)
     keys = 1_000_000
     events = 1_000_000
     unit = "events/s"
@@ -63,7 +71,7 @@ class _ReadModifyWrite(Benchmark):
         keyed, state = self.states[name]
 
         def run(seed: int) -> float:
-            sequence = key_sequence(seed, self.keys, self.events)
+            sequence = self.sequence(seed, self.keys, self.events)
 
             def loop() -> None:
                 set_key, value, update = keyed.set_current_key, state.value, state.update
@@ -106,7 +114,7 @@ class MemoryUniform(_ReadModifyWrite):
         table: dict[int, int] = {}
 
         def bare(seed: int) -> float:
-            sequence = key_sequence(seed, self.keys, self.events)
+            sequence = self.sequence(seed, self.keys, self.events)
 
             def loop() -> None:
                 for key in sequence:
@@ -123,6 +131,30 @@ class MemoryHot(MemoryUniform):
     growth = None
     asked = {"holdfast": Asked(0.30, 0.45)}
     guarded: tuple[str, ...] = ("holdfast",)
+
+
+class MemoryZipf(MemoryUniform):
+    """The same read-modify-write on the memory backend over a million keys that follow Zipf's law (exponent 1.1)."""
+
+    name = "memory-rmw-zipf"
+    sequence = staticmethod(zipf_sequence)
+    growth = None
+    asked = {}
+    guarded: tuple[str, ...] = ()
+
+
+class MemoryTtl(MemoryUniform):
+    """What TTL costs per record on the memory backend: the same read-modify-write over a million keys, with TTL against
+    without."""
+
+    name = "memory-ttl"
+    baseline = "without TTL"
+    growth = None
+    asked = {"with TTL": Asked(0.55, 0.75)}
+    guarded: tuple[str, ...] = ()
+
+    def contenders(self) -> dict[str, Callable[[int], float]]:
+        return {"without TTL": self._ours("holdfast"), "with TTL": self._ours("holdfast ttl")}
 
 
 class RocksUniform(_ReadModifyWrite):
@@ -151,7 +183,7 @@ class RocksUniform(_ReadModifyWrite):
         raw = self.raw
 
         def bare(seed: int) -> float:
-            sequence = key_sequence(seed, self.keys, self.events)
+            sequence = self.sequence(seed, self.keys, self.events)
 
             def loop() -> None:
                 get, put = raw.get, raw.put
@@ -171,3 +203,27 @@ class RocksHot(RocksUniform):
     growth = None
     asked = {"holdfast": Asked(2.5, 3.5)}
     guarded: tuple[str, ...] = ("holdfast",)
+
+
+class RocksZipf(RocksUniform):
+    """The same read-modify-write on the RocksDB backend over a million keys that follow Zipf's law (exponent 1.1)."""
+
+    name = "rocksdb-rmw-zipf"
+    sequence = staticmethod(zipf_sequence)
+    growth = None
+    asked = {}
+    guarded: tuple[str, ...] = ()
+
+
+class RocksTtl(RocksUniform):
+    """What TTL costs per record on the RocksDB backend: the same read-modify-write over a million keys, with TTL against
+    without."""
+
+    name = "rocksdb-ttl"
+    baseline = "without TTL"
+    growth = None
+    asked = {"with TTL": Asked(0.9)}
+    guarded: tuple[str, ...] = ()
+
+    def contenders(self) -> dict[str, Callable[[int], float]]:
+        return {"without TTL": self._ours("holdfast"), "with TTL": self._ours("holdfast ttl")}

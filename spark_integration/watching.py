@@ -12,6 +12,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 from checkpoint.storage.store import FileStore
 from spark_integration.epoch_store import EpochStore
 from spark_integration.query_savepoints import _epoch_row, operators_of
+from spark_integration.reporting import report_query
 from statebackend.errors import HoldfastError
 
 logger = logging.getLogger("holdfast.spark")
@@ -44,8 +45,18 @@ class EpochListener(StreamingQueryListener):  # type: ignore[misc]
         """Nothing to tell."""
 
 
-def watch(session: Any, checkpoint: str | os.PathLike[str], storage: Mapping[str, Any] | None = None) -> EpochListener:
-    """Log the epochs of a checkpoint folder from now on."""
+def watch(session: Any, checkpoint: str | os.PathLike[str], storage: Mapping[str, Any] | None = None, *,
+          query: Any = None, service: str | None = None) -> EpochListener:
+    """Log the epochs of a checkpoint folder from now on.
+
+    With a started query it is also shown by the service at a URL (or at that of `spark.holdfast.service`), and takes
+    savepoint, stop and cancel from there.
+    """
     listener = EpochListener(os.fspath(checkpoint), storage or {})
     session.streams.addListener(listener)
+    service = service or session.conf.get("spark.holdfast.service", None)
+    if service is not None and query is not None:
+        report_query(query, checkpoint, service, storage)
+    elif service is not None:
+        logger.warning("the service at %s shows a query only if it is given: watch(..., query=query)", service)
     return listener

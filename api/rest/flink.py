@@ -102,9 +102,10 @@ async def job_details(job_id: JobId, found: Registered) -> dict[str, Any]:
 @encoded
 async def checkpoints(job_id: JobId, found: Registered) -> Response:
     """Counts, summary, latest and history of a job's checkpoints."""
-    restored = found.registry.job(job_id).registration.get("restored")
+    job = found.registry.job(job_id)
+    restored, metrics = job.registration.get("restored"), job.live.get("metrics", {})
     return found.cached(f"checkpoints-{job_id}", found.registry.version(job_id),
-                        lambda: statistics.checkpoints_json(found.registry.checkpoints(job_id), restored))
+                        lambda: statistics.checkpoints_json(found.registry.checkpoints(job_id), restored, metrics))
 
 
 @router.get("/jobs/{job_id}/checkpoints/config")
@@ -288,8 +289,9 @@ def _cause(message: str | None) -> dict[str, Any]:
 
 def _vertices(job: JobRecord) -> list[dict[str, Any]]:
     live = {str(vertex.get("id")): vertex for vertex in job.live.get("vertices", []) if isinstance(vertex, dict)}
-    return [{**vertex, **live.get(str(vertex.get("id")), {})} for vertex in job.registration.get("vertices", [])
-            if isinstance(vertex, dict)]
+    registered = {str(vertex.get("id")): vertex for vertex in job.registration.get("vertices", [])
+                  if isinstance(vertex, dict)}
+    return [{**registered.get(name, {}), **live.get(name, {})} for name in {**registered, **live}]
 
 
 def _vertex(vertex: dict[str, Any], job: JobRecord) -> dict[str, Any]:

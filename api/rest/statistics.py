@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 SUMMARISED = ("checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data",
@@ -39,15 +39,21 @@ def checkpoint_json(record: dict[str, Any], *, tasks: bool = False) -> dict[str,
     return shown
 
 
-def checkpoints_json(records: Sequence[dict[str, Any]], restored: dict[str, Any] | None) -> dict[str, Any]:
-    """The answer of `/jobs/:id/checkpoints` from records, newest first."""
+_COUNT_METRICS = {"total": "totalNumberOfCheckpoints", "in_progress": "numberOfInProgressCheckpoints",
+                  "completed": "numberOfCompletedCheckpoints", "failed": "numberOfFailedCheckpoints"}
+
+
+def checkpoints_json(records: Sequence[dict[str, Any]], restored: dict[str, Any] | None,
+                     metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of `/jobs/:id/checkpoints` from records, newest first; a job itself counts beyond what is kept of it."""
     history = [checkpoint_json(record) for record in records]
     completed = [item for item in history if item["status"] == "COMPLETED"]
     failed = [item for item in history if item["status"] == "FAILED"]
+    counted = {"total": len(history), "in_progress": len(history) - len(completed) - len(failed),
+               "completed": len(completed), "failed": len(failed)}
+    told = {name: metrics[metric] for name, metric in _COUNT_METRICS.items() if isinstance(metrics.get(metric), int)}
     return {
-        "counts": {"restored": int(restored is not None), "total": len(history),
-                   "in_progress": len(history) - len(completed) - len(failed), "completed": len(completed),
-                   "failed": len(failed)},
+        "counts": {"restored": int(restored is not None), **counted, **told},
         "summary": {name: summary(_number(item[name]) for item in completed) for name in SUMMARISED},
         "latest": {
             "completed": next((item for item in completed if not item["is_savepoint"]), None),

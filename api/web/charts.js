@@ -39,6 +39,9 @@ export function timeline(trigger, rows) {
     text(180, rows.length * line + 16, "0"), text(WIDTH - 60, rows.length * line + 16, duration(end)));
 }
 
+// A source reads nothing from others: what it sends is its figure.
+const records = (metrics) => metrics["read-records"] ? `${count(metrics["read-records"])} in` : `${count(metrics["write-records"])} out`;
+
 // The dataflow from left to right; the border tells the back pressure.
 export function graph(vertices, nodes) {
   const inputs = Object.fromEntries((nodes || []).map((node) => [node.id, (node.inputs || []).map((input) => input.id)]));
@@ -62,7 +65,7 @@ export function graph(vertices, nodes) {
     const { x, y } = place[vertex.id], pressure = vertex["back-pressure"] || 0;
     return svg("g", {}, svg("rect", { class: `node ${pressure > 0.5 ? "hot" : pressure > 0.1 ? "warm" : ""}`, x, y, width: 190, height: 62, rx: 8 }),
       text(x + 10, y + 20, vertex.name.length > 27 ? `${vertex.name.slice(0, 26)}…` : vertex.name, "node-title"), text(x + 10, y + 37, `parallelism ${vertex.parallelism} · ${vertex.status}`),
-      text(x + 10, y + 53, `${count(vertex.metrics["read-records"])} in · back pressure ${Math.round(pressure * 100)} %`), svg("title", {}, document.createTextNode(vertex.name)));
+      text(x + 10, y + 53, `${records(vertex.metrics)} · back pressure ${Math.round(pressure * 100)} %`), svg("title", {}, document.createTextNode(vertex.name)));
   });
   return h("div", { class: "scroll" }, svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": "Dataflow graph" }, edges, boxes));
 }

@@ -92,3 +92,10 @@ def test_configuration_exceptions_and_metrics_have_flinks_fields(client: Any, jo
     assert client.get(f"/jobs/{job}/exceptions").json()["root-exception"] == "Boom: x"
     client.post(f"/jobs/{job}/heartbeat", json={"state": "RUNNING", "metrics": {"numRecordsIn": 12}})
     assert client.get(f"/jobs/{job}/metrics?get=numRecordsIn").json() == [{"id": "numRecordsIn", "value": "12"}]
+
+
+def test_counts_are_those_of_the_job_where_it_tells_them(client: Any, job: str) -> None:
+    body = {"state": "RUNNING", "metrics": {"numberOfCompletedCheckpoints": 7000, "totalNumberOfCheckpoints": 7001}}
+    assert client.post(f"/jobs/{job}/heartbeat", json=body).status_code == 200
+    counts = client.get(f"/jobs/{job}/checkpoints").json()["counts"]
+    assert (counts["completed"], counts["total"], counts["failed"]) == (7000, 7001, 1)

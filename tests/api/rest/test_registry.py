@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from api.rest.records import Beat
 from api.rest.registry import Registry, new_id
 from statebackend.errors import Conflict, IncompatibleState, InvalidRequest, NotFound
 
@@ -113,3 +114,24 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     registry.close()
     with pytest.raises(IncompatibleState, match="another version"):
         Registry(tmp_path / "service.db")
+
+
+def test_a_job_that_was_started_again_is_not_asked_again_for_what_the_run_before_was_asked(registry: Registry) -> None:
+    job = new_id()
+    first = {"pid": 1, "host": "h", "start_time": 1}
+    registry.register_job(job, "clicks", first)
+    trigger = registry.add_command(job, "savepoint", {}, None).request_id
+    registry.register_job(job, "clicks", first)  # the same run, after a restart of the service
+    assert registry.command(trigger).status == "IN_PROGRESS"
+    registry.register_job(job, "clicks", {**first, "pid": 2})
+    assert registry.command(trigger).status == "FAILED"
+    assert registry.heartbeat(job, "RUNNING", {}, []) == []
+
+
+def test_of_reports_written_together_one_that_is_refused_spoils_no_other(registry: Registry) -> None:
+    job = running(registry)
+    unknown, known = (Beat.of(one, "RUNNING", {}, [{"id": 7}], []) for one in (new_id(), job))
+    refused, commands = registry.heartbeats([unknown, known])
+    assert isinstance(refused, NotFound)
+    assert commands == []
+    assert [record["id"] for record in registry.checkpoints(job)] == [7]

@@ -324,7 +324,7 @@ _TASK_COUNTS = dict.fromkeys(("running", "canceling", "canceled", "created", "sc
 def _overview_line(job: JobRecord, moment: int) -> dict[str, Any]:
     parallelisms = [int(vertex.get("parallelism", 1)) for vertex in job.registration.get("vertices", ())
                     if isinstance(vertex, dict)]
-    tasks, state = sum(parallelisms), shown_state(job)
+    tasks, state, metrics = sum(parallelisms), shown_state(job), job.live.get("metrics", {})
     counted = state.lower()
     if counted not in _TASK_COUNTS:
         counted = "running" if job.running and not job.lost else "canceled"
@@ -334,5 +334,6 @@ def _overview_line(job: JobRecord, moment: int) -> dict[str, Any]:
         "duration": (job.end_time if job.end_time >= 0 else moment) - job.start_time, "state": state,
         "last-modification": job.last_seen, "tasks": {**_TASK_COUNTS, counted: tasks, "total": tasks},
         "pending-operators": 0, "lost": job.lost, "runtime": job.registration.get("runtime"),
-        "parallelism": max(parallelisms, default=1),
+        "parallelism": max(parallelisms, default=1), "last-checkpoint": metrics.get("lastCompletedCheckpointId"),
+        "last-checkpoint-duration": metrics.get("lastCheckpointDuration"),
     }

@@ -4,6 +4,7 @@ import { call, finished, get, post } from "/web/api.js";
 import { graph, history, timeline } from "/web/charts.js";
 
 const TABS = ["Graph", "Overview", "History", "Summary", "Configuration", "Exceptions"];
+const lastCheckpoint = (job) => job["last-checkpoint"] == null || job["last-checkpoint"] < 0 ? "–" : `#${job["last-checkpoint"]}${job["last-checkpoint-duration"] == null ? "" : `, ${duration(job["last-checkpoint-duration"])}`}`;
 const stateOf = (job) => job.lost ? "LOST" : job.state;
 const redraw = () => window.dispatchEvent(new Event("redraw"));
 
@@ -16,6 +17,7 @@ export async function list() {
       { title: "State", cell: (job) => badge(stateOf(job)) },
       { title: "Started", wide: true, cell: (job) => moment(job["start-time"]) },
       { title: "Duration", number: true, cell: (job) => duration(job.duration) },
+      { title: "Last checkpoint", number: true, cell: (job) => lastCheckpoint(job) },
       { title: "Parallelism", number: true, cell: (job) => count(job.parallelism) },
       { title: "Runtime", wide: true, cell: (job) => job.runtime || "–" },
       { title: "Job id", wide: true, cell: (job) => h("code", {}, job.jid) },

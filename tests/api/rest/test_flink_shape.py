@@ -95,7 +95,9 @@ def test_configuration_exceptions_and_metrics_have_flinks_fields(client: Any, jo
 
 
 def test_counts_are_those_of_the_job_where_it_tells_them(client: Any, job: str) -> None:
-    body = {"state": "RUNNING", "metrics": {"numberOfCompletedCheckpoints": 7000, "totalNumberOfCheckpoints": 7001}}
+    body = {"state": "RUNNING", "metrics": {"numberOfCompletedCheckpoints": 7000, "totalNumberOfCheckpoints": 7001,
+                                            "lastCompletedCheckpointId": 7001}}
     assert client.post(f"/jobs/{job}/heartbeat", json=body).status_code == 200
     counts = client.get(f"/jobs/{job}/checkpoints").json()["counts"]
     assert (counts["completed"], counts["total"], counts["failed"]) == (7000, 7001, 1)
+    assert client.get("/jobs/overview").json()["jobs"][0]["last-checkpoint"] == 7001

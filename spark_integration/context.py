@@ -60,10 +60,10 @@ class TaskContext(ProcessContext, SnapshotContext):
         self._timers = TaskTimers(keyed, clock)
         self._output = output
 
-    def state(self, descriptor: StateDescriptor) -> State:
-        if self.kept is not None and can_keep(descriptor):
+    def state(self, descriptor: StateDescriptor, *, namespace_type: Any = None) -> State:
+        if self.kept is not None and namespace_type is None and can_keep(descriptor):
             return self.kept.state(descriptor)
-        return self.keyed.state(descriptor)
+        return self.keyed.state(descriptor, namespace_type=namespace_type)
 
     def keep_values(self) -> None:
         """From now on hold value states chunk by chunk, if the key allows it."""

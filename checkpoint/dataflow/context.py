@@ -142,8 +142,8 @@ class KeyedContext(OperatorContext):
         super().__init__(place, timers, store, side)
         self._keyed = keyed
 
-    def state(self, descriptor: StateDescriptor) -> State:
-        return self._keyed.state(descriptor)
+    def state(self, descriptor: StateDescriptor, *, namespace_type: Any = None) -> State:
+        return self._keyed.state(descriptor, namespace_type=namespace_type)
 
 
 class _ReadsBroadcast(OperatorContext):
@@ -176,7 +176,7 @@ class KeyedBroadcastWriteContext(_WritesBroadcast):
         super().__init__(place, timers, store, side)
         self._keyed = keyed
 
-    def state(self, descriptor: StateDescriptor) -> State:
+    def state(self, descriptor: StateDescriptor, *, namespace_type: Any = None) -> State:
         raise InvalidRequest("the broadcast side has no current key", operator=self.uid, state=descriptor.name,
                              hint="use ctx.apply_to_keyed_state(descriptor, f)")
 

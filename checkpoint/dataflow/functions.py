@@ -87,8 +87,11 @@ class OpenContext(ABC):
     enumeration: Any = None
     """For sources: what `Source.enumerate` found at this start."""
 
-    def state(self, descriptor: StateDescriptor) -> State:
-        """The keyed state of this name; keyed functions only. Ask in `open` and keep it: it follows the current key."""
+    def state(self, descriptor: StateDescriptor, *, namespace_type: Any = None) -> State:
+        """The keyed state of this name; keyed functions only. Ask in `open` and keep it: it follows the current key.
+
+        With a `namespace_type` it is one for each window, or whatever a namespace stands for, of the key.
+        """
         raise InvalidRequest("keyed state needs a keyed stream", operator=self.uid, state=descriptor.name,
                              hint="put key_by(...) before process(...)")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -72,13 +72,13 @@ class _Recording(KeyedBroadcastReadContext):
     def __init__(self, place: Place, store: OperatorStateStore, keyed: Any) -> None:
         OperatorContext.__init__(self, place, PlainTimers(place.uid, SystemClock()), store, SideOutputs())
         self._keyed = keyed
-        self.declared: dict[str, StateDescriptor] = {}
+        self.declared: dict[str, StateSchema] = {}
 
-    def state(self, descriptor: StateDescriptor) -> State:
+    def state(self, descriptor: StateDescriptor, *, namespace_type: Any = None) -> State:
         if self._keyed is None:
             return super().state(descriptor)
-        self.declared[descriptor.name] = descriptor
-        found: State = self._keyed.state(descriptor)
+        self.declared[descriptor.name] = StateSchema.of(descriptor, 0, namespace_type)
+        found: State = self._keyed.state(descriptor, namespace_type=namespace_type)
         return found
 
     def broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState | ReadOnlyBroadcastState:
@@ -138,23 +138,22 @@ def _keyed_fates(flow: Dataflow, node: Node, handles: list[KeyedHandle]) -> list
         return [StateFate(node.uid, None, Fate.KEPT, f"open() could not be tried here: {type(error).__name__}: {error}")]
     stored = {schema.name: schema for handle in handles for schema in handle.schemas}
     fates = [_fate(node.uid, schema, declared.get(name)) for name, schema in stored.items()]
-    fates += [StateFate(node.uid, name, Fate.NEW, declared=str(StateSchema.of(descriptor, 0)))
-              for name, descriptor in declared.items() if name not in stored]
+    fates += [StateFate(node.uid, name, Fate.NEW, declared=str(schema))
+              for name, schema in declared.items() if name not in stored]
     return fates
 
 
-def _fate(uid: str, stored: StateSchema, descriptor: StateDescriptor | None) -> StateFate:
+def _fate(uid: str, stored: StateSchema, declared: StateSchema | None) -> StateFate:
     if stored.name in TIMER_STATES.values():
         return StateFate(uid, stored.name, Fate.RESTORED, "timers")
-    if descriptor is None:
+    if declared is None:
         return StateFate(uid, stored.name, Fate.KEPT, "not declared in open(); stays in later checkpoints", str(stored))
-    declared = StateSchema.of(descriptor, stored.state_id)
-    comparison = compare_schemas(stored, declared)
+    comparison = compare_schemas(stored, replace(declared, state_id=stored.state_id))
     fate = {Verdict.COMPATIBLE: Fate.RESTORED, Verdict.MIGRATED: Fate.MIGRATED, Verdict.REFUSED: Fate.REFUSED}
     return StateFate(uid, stored.name, fate[comparison.verdict], "; ".join(comparison.reasons), str(stored), str(declared))
 
 
-def _declared(flow: Dataflow, node: Node) -> dict[str, StateDescriptor]:
+def _declared(flow: Dataflow, node: Node) -> dict[str, StateSchema]:
     """The keyed states that the function registers in `open`."""
     assert node.key is not None
     backend = create_backend("memory")

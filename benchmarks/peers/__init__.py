@@ -17,6 +17,8 @@ PACKAGES = {
     "pathway": ["pathway==0.33.*"],
     "pyflink": ["apache-flink==2.3.*"],
 }
+_HOSTED = {"flink": "pyflink"}
+"""Peers that run from another one's environment: Flink in Java takes the jars that come with PyFlink, and a JDK."""
 _SCRIPTS = Path(__file__).resolve().parent
 
 
@@ -41,9 +43,10 @@ def install(peer: str) -> Path:
 
 def ask(peer: str, *arguments: object, expected_sum: int | None = None, timeout: float = 600) -> float:
     """Run a peer's script; its events per second, after its own result was checked."""
-    python = folder_of(peer) / "bin" / "python"
+    home = _HOSTED.get(peer, peer)
+    python = folder_of(home) / "bin" / "python"
     if not python.exists():
-        raise CannotRun(f"{peer} is not installed; `holdfast bench peers` installs the peers")
+        raise CannotRun(f"{peer} is not installed; `holdfast bench peers {home}` installs it")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYSPARK"))}
     try:
         done = subprocess.run([str(python), str(_SCRIPTS / f"{peer}_count.py"), *map(str, arguments)], capture_output=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -28,25 +29,45 @@ def run(folder: Path, parallelism: int, when: str, at: int, expected: int) -> No
         assert ended == expected, log.read()[-4000:]
 
 
-def test_a_killed_driver_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
+def feed(folder: Path) -> Counter[str]:
+    """Six batches of input; how often each user is in them."""
+    (folder / "in").mkdir()
     expected: Counter[str] = Counter()
     for batch in range(6):
         users = [f"user-{(n * 5 + batch) % 13}" for n in range(40)]
-        path = tmp_path / "in" / f"{batch}.parquet"
+        path = folder / "in" / f"{batch}.parquet"
         pq.write_table(pa.table({"user": users, "amount": list(range(40))}), path)
         os.utime(path, (1_600_000_000 + batch, 1_600_000_000 + batch))
         expected.update(users)
+    return expected
+
+
+def require_every_count_once(folder: Path, expected: Counter[str]) -> None:
+    rows: list[dict[str, Any]] = []
+    for batch in range(6):
+        rows += json.loads((folder / "out" / f"{batch}.json").read_text())
+    assert Counter((row["user"], row["n"]) for row in rows) == Counter(
+        (user, n) for user, count in expected.items() for n in range(1, count + 1))
+
+
+def test_a_killed_driver_changes_nothing(tmp_path: Path) -> None:
+    expected = feed(tmp_path)
     run(tmp_path, 2, "before", 1, -signal.SIGKILL)
     run(tmp_path, 3, "between", 2, -signal.SIGKILL)
     run(tmp_path, 2, "after", 3, -signal.SIGKILL)
     run(tmp_path, 5, "never", -1, 0)
-    rows: list[dict[str, Any]] = []
-    for batch in range(6):
-        rows += json.loads((tmp_path / "out" / f"{batch}.json").read_text())
-    latest: dict[str, int] = {}
-    for row in rows:
-        latest[row["user"]] = max(row["n"], latest.get(row["user"], 0))
-    assert latest == expected
-    assert Counter((row["user"], row["n"]) for row in rows) == Counter(
-        (user, n) for user, count in expected.items() for n in range(1, count + 1))
+    require_every_count_once(tmp_path, expected)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
+def test_drivers_killed_at_random_change_nothing(seed: int, tmp_path: Path) -> None:
+    dice, expected, done = random.Random(seed), feed(tmp_path), 0
+    while done < 6:
+        when, at = dice.choice(["before", "between", "after"]), dice.randrange(done, 6)
+        run(tmp_path, dice.randrange(1, 6), when, at, -signal.SIGKILL)
+        done = max((int(path.name) + 1 for path in (tmp_path / "ck" / "commits").glob("[0-9]*")), default=0)
+        if dice.random() < 0.4:
+            break
+    run(tmp_path, dice.randrange(1, 6), "never", -1, 0)
+    require_every_count_once(tmp_path, expected)

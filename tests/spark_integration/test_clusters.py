@@ -45,10 +45,14 @@ def users(tmp_path: Path) -> list[str]:
     return seen
 
 
+def without_path() -> dict[str, str]:
+    """This environment, without what would show our packages to any Python."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run_job(spec: dict[str, Any], *, python: str = sys.executable, path: str = str(ROOT)) -> None:
     folder = Path(spec["folder"])
-    environment = {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **JAVA,
-                   "PYSPARK_PYTHON": python, "SPARK_LOCAL_DIRS": str(folder / "local")}
+    environment = {**without_path(), **JAVA, "PYSPARK_PYTHON": python, "SPARK_LOCAL_DIRS": str(folder / "local")}
     # The driver finds us by its script's own path setting, which executors do not inherit.
     start = f"import sys, runpy; sys.path.insert(0, {path!r}); sys.argv = sys.argv[1:]; " \
             "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -79,7 +83,7 @@ def test_executors_that_lack_us_get_the_archive_lose_one_of_them_and_are_rescale
         users: list[str], tmp_path: Path) -> None:
     bare = os.path.realpath(sys.executable)  # the interpreter below the virtual environment
     assert subprocess.run([bare, "-c", "import statebackend"], capture_output=True, cwd=tmp_path,
-                          check=False).returncode != 0, "this Python has us: nothing would be shown"
+                          env=without_path(), check=False).returncode != 0, "this Python has us: nothing would be shown"
     archive = pack(tmp_path / "holdfast.tar.gz")["archive"]
     run_job({"master": "local-cluster[2,1,1024]", "folder": str(tmp_path), "fault": "lose_executor",
              "runs": [[3, 2], [2, 3]],

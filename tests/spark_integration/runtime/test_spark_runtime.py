@@ -75,7 +75,7 @@ def test_a_flow_runs_on_spark_exactly_once(spark, job):
 def test_a_killed_task_restarts_the_job_from_its_last_checkpoint(start_on, job):
     job.add(2)
     before = sum(job.expected().values())
-    handle = start_on(job.flow(watch=True), checkpoint_dir=job.checkpoints, settings=OFTEN,
+    handle = start_on(job.flow(watch=True), checkpoint_dir=job.checkpoints, settings=OFTEN, backend="rocksdb",
                       restart=FixedDelay(5, "1ms"))
     wait_until(lambda: alive(handle) and job.output() == job.expected())
     first = handle._executor._submission

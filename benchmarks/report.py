@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -125,7 +126,9 @@ def _table(headings: Sequence[str], rows: list[list[str]], right: tuple[int, ...
 def markdown(document: dict[str, Any]) -> str:
     """The figures as Markdown."""
     machine = document["machine"]
-    lines = [f"Made by `{document['command']}` on {machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB, "
+    made = datetime.fromtimestamp(document["started"], UTC).strftime("%Y-%m-%d %H:%M UTC")
+    lines = [f"Made by `{document['command']}`, begun {made}, on {machine['cores']} cores ({machine['cpu']}), "
+             f"{machine['memory_gib']} GiB, "
              f"Python {machine['python']}; " + ", ".join(f"{name} {text}" for name, text in document["versions"].items())
              + (". **Quick sizes.**" if document["quick"] else ".")
              + ("" if document["complete"] else " **The run was interrupted: partial results.**"), ""]

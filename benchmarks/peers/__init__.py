@@ -54,11 +54,18 @@ def ask(peer: str, *arguments: object, expected_sum: int | None = None, timeout:
     except subprocess.TimeoutExpired:
         raise CannotRun(f"{peer} did not end within {timeout:.0f} s") from None
     if done.returncode != 0:
-        raise CannotRun(f"{peer} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        raise CannotRun(f"{peer} failed: {reason(done.stderr)}")
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     if expected_sum is not None and answer["sum"] != expected_sum:
         raise WrongAnswer(f"{peer} counted {answer['sum']} instead of {expected_sum}")
     return float(answer["events_per_second"])
+
+
+def reason(stderr: str) -> str:
+    """The last line that says what was wrong; the frames of a Java stack trace come after theirs."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("at ", "... "))]
+    return (told or lines or ["no message"])[-1][:300]
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs as fs
 
+from checkpoint.storage.streams import RangeReader
 from savepoint.columns import StateLayout
 from savepoint.format import KEY_GROUP
 from savepoint.reader import parts_of
@@ -156,21 +158,17 @@ def _relation(opened: Savepoint, uid: str, state: str, stack: ExitStack) -> Any:
     except NotFound:
         return opened.read(uid, state).read_all()
     layout = StateLayout(schema, opened.key_type(uid))
-    paths: list[str] = []
-    for handle in opened.handles(uid):
-        for part in parts_of(handle, state):
-            local = opened.source.store.local_path(part.file.path)
-            if local is None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-query-"))
-                local = Path(folder) / "part.parquet"
-                opened.source.fetch(part.file, local)
-            elif not local.is_file():
-                raise NotFound("a file of the savepoint is missing", path=str(local),
-                               hint="the copy is not complete; copy the folder again")
-            paths.append(str(local))
-    if not paths:
+    files = [part.file for handle in opened.handles(uid) for part in parts_of(handle, state)]
+    if not files:
         return layout.arrow_schema.empty_table()
-    return ds.dataset(paths, schema=layout.arrow_schema, format="parquet")
+    form = ds.ParquetFileFormat()
+    if all(opened.source.store.local_path(file.path) is not None for file in files):
+        places = [stack.enter_context(opened.open_file(file)) for file in files]
+        return ds.dataset(places, schema=layout.arrow_schema, format=form)
+    # In a remote store only the footers, row groups and columns that the query needs are fetched: no read ahead here.
+    ranges = [RangeReader(partial(opened.source.store.read_range, file.path), file.size) for file in files]
+    fragments = [form.make_fragment(pa.PythonFile(reader, mode="r")) for reader in ranges]
+    return ds.FileSystemDataset(fragments, layout.arrow_schema, form, filesystem=fs.LocalFileSystem())
 
 
 def _arrow_reader(relation: Any) -> pa.RecordBatchReader:

@@ -50,7 +50,7 @@ def test_a_kept_state_tells_what_the_backend_would(backend: str, descriptor: Any
     dice, twin = random.Random(5), random.Random(5)
     for _ in range(4):
         rows = [(f"user-{dice.randrange(40)}", dice.randrange(3)) for _ in range(400)]
-        for row in rows:
+        for _ in rows:
             twin.randrange(40), twin.randrange(3)
         table = pa.table({"user": [row[0] for row in rows], "n": [row[1] for row in rows]})
         chunk = Chunk(table, ("user", "n"), KEY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import xxhash
 
 import savepoint
 from checkpoint.storage import FileStore, locate
-from savepoint.values import from_text, to_plain
+from savepoint.values import from_text, plain_rows, to_plain
 from statebackend.errors import InvalidRequest, NotFound, Unavailable
 from statebackend.keygroups import KeyGroupRange
+from statebackend.types import StateType
 
 _DEPTH = 3
 """How deep below a root snapshots are looked for: root / job / chk-N."""
@@ -82,14 +83,15 @@ def entries(url: str, uid: str, state: str, *, start: tuple[int, int], limit: in
             raise InvalidRequest("this is no cursor of this list", field="cursor")
         groups = KeyGroupRange(start[0], last) if key_group is None else KeyGroupRange(key_group, key_group)
         reader = opened.read(uid, state, keys=keys, key_groups=groups, where=where or None)
-        rows, more = _take(reader, start[1], limit)
+        rows, more = _take(reader, opened.column_types(uid, state), start[1], limit)
         names = [{"name": field.name, "type": str(field.type)} for field in reader.schema]
     if not more:
         return {"columns": names, "rows": rows, "next": None}
     return {"columns": names, "rows": rows, "next": _after(rows, start)}
 
 
-def _take(reader: pa.RecordBatchReader, skip: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
+def _take(reader: pa.RecordBatchReader, kinds: Mapping[str, StateType], skip: int,
+          limit: int) -> tuple[list[dict[str, Any]], bool]:
     """`limit` rows after `skip`, and whether there are more."""
     rows: list[dict[str, Any]] = []
     for batch in reader:
@@ -98,7 +100,7 @@ def _take(reader: pa.RecordBatchReader, skip: int, limit: int) -> tuple[list[dic
             continue
         wanted = batch.slice(skip, limit + 1 - len(rows))
         skip = 0
-        rows += [{name: to_plain(value) for name, value in row.items()} for row in wanted.to_pylist()]
+        rows += plain_rows(wanted, kinds)
         if len(rows) > limit:
             return rows[:limit], True
     return rows, False
@@ -143,15 +145,15 @@ def download(url: str, uid: str, state: str, form: str) -> Iterator[bytes]:
     except BaseException:
         opened.close()
         raise
-    return _encoded(opened, reader, form)
+    return _encoded(opened, reader, opened.column_types(uid, state), form)
 
 
-def _encoded(opened: savepoint.Savepoint, reader: pa.RecordBatchReader, form: str) -> Iterator[bytes]:
+def _encoded(opened: savepoint.Savepoint, reader: pa.RecordBatchReader, kinds: Mapping[str, StateType],
+             form: str) -> Iterator[bytes]:
     with opened:
         if form == "jsonl":
             for batch in reader:
-                plain = ({name: to_plain(value) for name, value in row.items()} for row in batch.to_pylist())
-                yield b"".join(msgspec.json.encode(row) + b"\n" for row in plain)
+                yield b"".join(msgspec.json.encode(row) + b"\n" for row in plain_rows(batch, kinds))
             return
         pipe = _Pipe()
         sink = pa.PythonFile(pipe, mode="w")

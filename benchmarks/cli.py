@@ -141,9 +141,8 @@ def guard(tries: Annotated[int, typer.Option(help="Repeat a benchmark this often
             raise InvalidRequest("floors.toml names a benchmark that does not exist", benchmark=name)
         for attempt in range(1, tries + 1):
             series = run_benchmark(known[name](quick=True))
-            low = {contender: series[contender].ratio or 0.0 for contender, floor in wanted.items()
-                   if (series[contender].ratio or 0.0) < floor}
-            text = ", ".join(f"{contender} {series[contender].ratio or 0:.3g}x (floor {floor:.3g}x)"
+            low = [contender for contender, floor in wanted.items() if series[contender].typical < floor]
+            text = ", ".join(f"{contender} {series[contender].typical:.3g}x (floor {floor:.3g}x)"
                              for contender, floor in wanted.items())
             typer.echo(f"{'ok  ' if not low else 'LOW '} {name}: {text}" + (f", try {attempt}" if attempt > 1 else ""))
             if not low:

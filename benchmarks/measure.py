@@ -112,6 +112,11 @@ class Series:
         return statistics.median(self.figures) if self.figures else None
 
     @property
+    def typical(self) -> float:
+        """The median of the ratios, also where the worst round counts: what a guard against noise can hold to."""
+        return statistics.median(self.ratios) if self.ratios else 0.0
+
+    @property
     def ratio(self) -> float | None:
         if not self.ratios:
             return None

@@ -1,4 +1,4 @@
-"""Run inside PyFlink's environment: compiles FlinkCount.java against its jars and runs it; arguments as the Java program's."""
+"""Run inside PyFlink's environment: compiles FlinkCount.java against its jars and runs it; arguments are the program's."""
 
 import hashlib
 import os

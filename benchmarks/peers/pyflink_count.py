@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import sysconfig
 import tempfile
 import time
 
@@ -11,6 +12,8 @@ from pyflink.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from pyflink.datastream.connectors.number_seq import NumberSequenceSource
 from pyflink.datastream.state import ValueStateDescriptor
 
+# Thread mode embeds an interpreter in the JVM, which does not know of this environment unless it is told.
+os.environ["PYTHONPATH"] = sysconfig.get_path("purelib")
 keys, events, mode, backend = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 result = os.path.join(tempfile.mkdtemp(), "result.json")
 configuration = Configuration()

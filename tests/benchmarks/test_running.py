@@ -119,7 +119,9 @@ def test_the_worst_round_counts_where_a_limit_may_never_be_broken() -> None:
 
         def contenders(self) -> dict[str, Callable[[int], float]]:
             return {"limit of 1 ms": lambda _seed: 1.0, "ours": lambda seed: 4.0 if seed == 1_001 else 0.5}
-    assert run_benchmark(Stalls(quick=False))["ours"].ratio == 0.25
+    ours = run_benchmark(Stalls(quick=False))["ours"]
+    assert ours.ratio == 0.25
+    assert ours.typical == 2.0, "the guard is not broken by one bad round"
 
 
 def test_an_interruption_keeps_what_was_measured_and_marks_it(tmp_path: Path) -> None:

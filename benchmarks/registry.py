@@ -9,8 +9,9 @@ from benchmarks.measure import Benchmark
 from statebackend.errors import NotFound
 
 MODULES = ("state_access", "state_batch", "state_kinds", "state_sizes", "state_timers", "state_snapshots",
-           "state_foreground", "state_restore", "dataflow_latency", "dataflow_recovery", "dataflow_throughput",
-           "savepoint_files", "spark_streaming", "service_load", "service_reads", "coordinator_scale")
+           "state_foreground", "state_restore", "dataflow_latency", "dataflow_recovery",
+           "dataflow_throughput", "savepoint_files", "spark_streaming", "service_load", "service_reads",
+           "coordinator_scale")
 
 
 def all_benchmarks() -> dict[str, type[Benchmark]]:

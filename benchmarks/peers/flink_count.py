@@ -1,4 +1,4 @@
-"""Run inside PyFlink's environment: compiles FlinkCount.java against its jars and runs it; arguments are the program's."""
+"""Run inside PyFlink's environment: compiles FlinkCount.java against its jars and runs it; arguments as its own."""
 
 import hashlib
 import os

@@ -181,6 +181,14 @@ def test_bootstrap_builds_a_savepoint_from_a_file(holdfast, tmp_path) -> None:
     assert {row["key"]: row["value"] for row in rows} == {"ann": 3, "bob": 4}
 
 
+def _wait_for_the_command(process: subprocess.Popen[str]) -> None:
+    """Until the interpreter has started and loads what the command needs; before that Ctrl-C is the interpreter's own."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    deadline = time.monotonic() + 60
+    while process.poll() is None and "libarrow" not in maps.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 @pytest.mark.crash
 def test_ctrl_c_leaves_no_partial_result(tmp_path) -> None:
     from statebackend import ValueStateDescriptor
@@ -189,9 +197,10 @@ def test_ctrl_c_leaves_no_partial_result(tmp_path) -> None:
     with savepoint.SavepointWriter(tmp_path / "big") as writer:
         writer.keyed("u", ValueStateDescriptor("v", int), table, key_type=int)
     before = sorted(path.name for path in tmp_path.iterdir())
-    for wait in (0.3, 0.6, 0.9):
+    for wait in (0.0, 0.2, 0.5):
         process = subprocess.Popen([HOLDFAST, "savepoint", "rescale", "big", "new", "--max-parallelism", "4096"],
                                    cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+        _wait_for_the_command(process)
         time.sleep(wait)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

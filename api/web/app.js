@@ -21,16 +21,20 @@ async function draw(keepFocus = false) {
     const section = link.getAttribute("href").slice(2).replace("snapshots", "snapshot");
     link.toggleAttribute("aria-current", path.slice(1).startsWith(section));
   });
+  main.inert = Boolean(found) && !keepFocus; // what is still shown belongs to the page that was left
   if (!found) return main.replaceChildren(h("div", { class: "empty" }, "There is no such page."));
   try {
     const element = await found[1](new URLSearchParams(query), ...found[0].slice(1));
     if (turn !== drawing) return undefined;
     const scroll = window.scrollY;
     main.replaceChildren(element);
+    main.inert = false;
     if (keepFocus) window.scrollTo(0, scroll); else { window.scrollTo(0, 0); main.focus({ preventScroll: true }); }
     current = element;
   } catch (error) {
-    if (turn === drawing) main.replaceChildren(h("div", { class: "card error" }, error.message));
+    if (turn !== drawing) return undefined;
+    main.inert = false;
+    main.replaceChildren(h("div", { class: "card error" }, error.message));
   }
   return undefined;
 }

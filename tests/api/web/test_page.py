@@ -61,6 +61,7 @@ def test_a_savepoint_is_taken_opened_edited_compared_and_restored(page: Any, liv
     page.get_by_role("tab", name="Entries").wait_for()
     before = page.evaluate("new URLSearchParams(location.hash.split('?')[1]).get('path')")
     page.get_by_role("link", name="total", exact=True).click()
+    page.get_by_role("heading", name="count.total", exact=True).wait_for()
     page.get_by_label("Key (as JSON or plain text)").fill("user-7")
     page.get_by_role("button", name="Find").click()
     page.get_by_role("cell", name="user-7", exact=True).wait_for()

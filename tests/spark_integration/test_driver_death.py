@@ -43,9 +43,10 @@ def feed(folder: Path) -> Counter[str]:
 
 
 def require_every_count_once(folder: Path, expected: Counter[str]) -> None:
+    """Whatever the batches: a driver that dies while it looks for files lets Spark take two of them in one batch."""
     rows: list[dict[str, Any]] = []
-    for batch in range(6):
-        rows += json.loads((folder / "out" / f"{batch}.json").read_text())
+    for path in (folder / "out").glob("*.json"):
+        rows += json.loads(path.read_text())
     assert Counter((row["user"], row["n"]) for row in rows) == Counter(
         (user, n) for user, count in expected.items() for n in range(1, count + 1))
 

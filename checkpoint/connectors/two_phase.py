@@ -27,9 +27,9 @@ class TwoPhaseCommitSink(Sink):
     One sink object serves all subtasks: keep nothing in `self` that belongs to one of them, but in the transaction.
     """
 
+    @abstractmethod
     def begin(self, ctx: OpenContext) -> Any:
         """A new transaction of this subtask; called before its first record."""
-        raise NotImplementedError
 
     @abstractmethod
     def write(self, transaction: Any, values: list[Any], timestamps: list[int | None] | None) -> None:

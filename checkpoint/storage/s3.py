@@ -10,6 +10,7 @@ from typing import Any
 from fsspec.asyn import sync
 
 from checkpoint.storage.drivers import FileInfo, FsspecDriver, Upload
+from checkpoint.storage.s3_sessions import shared_sessions
 from statebackend.errors import InvalidRequest
 
 PART_SIZE = 8 << 20
@@ -36,13 +37,17 @@ def s3_filesystem(options: dict[str, Any]) -> Any:
     return filesystem
 
 
+_sessions = shared_sessions(s3_filesystem)
+end_idle_sessions = _sessions.close
+
+
 class S3Driver(FsspecDriver):
     """Objects below a bucket or a prefix of it."""
 
     default_timeout: float | None = None  # the client has its own, per connection and per read
 
     def __init__(self, options: dict[str, Any], root: str) -> None:
-        super().__init__(s3_filesystem(options), root, "s3", exclusive=True)
+        super().__init__(_sessions.borrow(options), root, "s3", exclusive=True)
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         bucket, key = self._key(path)
@@ -128,10 +133,9 @@ class S3Driver(FsspecDriver):
         self.filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload_id)
 
     def close(self) -> None:
-        """End the session; s3fs would leave that to the garbage collector, which may run after the event loop."""
-        client, self.filesystem._s3 = self.filesystem._s3, None
-        if client is not None:
-            sync(self.filesystem.loop, client.__aexit__, None, None, None, timeout=5)
+        filesystem, self.filesystem = self.filesystem, None
+        if filesystem is not None:
+            _sessions.give_back(filesystem)
 
     def _pages(self, prefix: str, delimiter: str) -> Iterable[dict[str, Any]]:
         bucket, key = self._key(prefix)

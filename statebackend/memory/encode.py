@@ -53,8 +53,10 @@ class EntryEncoder:
 
     # -- keys
 
-    def _groups(self, keys: list[Any]) -> Any:
-        return key_groups_of(self._form.column(keys), self.max_parallelism, self._form.kind).astype(np.uint16)
+    def _hashed(self, keys: list[Any]) -> tuple[Any, pa.BinaryArray]:
+        """Key groups and encodings."""
+        column, encoded = self._form.column_and_encoded(keys)
+        return key_groups_of(column, self.max_parallelism, self._form.kind).astype(np.uint16), encoded
 
     def _namespaces(self, namespaces: Iterable[Any]) -> pa.BinaryArray:
         form = self._namespace_form
@@ -73,8 +75,7 @@ class EntryEncoder:
         return self.entry_keys(keys, None if self._namespace_form is None else [slot[1] for slot in slots])
 
     def entry_keys(self, keys: list[Any], namespaces: list[Any] | None) -> tuple[Any, pa.BinaryArray]:
-        groups = self._groups(keys)
-        encoded = self._form.encoded(keys)
+        groups, encoded = self._hashed(keys)
         return groups, self.with_prefix(groups, encoded, namespaces)
 
     def with_prefix(self, groups: Any, encoded: pa.BinaryArray, namespaces: list[Any] | None = None) -> pa.BinaryArray:
@@ -154,9 +155,9 @@ class EntryEncoder:
     def timers(self, timers: list[tuple[int, Any, Any]], op: int) -> Rows:
         """Timer entries, whose timestamp stands before the key."""
         keys = [timer[1] for timer in timers]
-        groups = self._groups(keys)
+        groups, encoded = self._hashed(keys)
         parts = [binary_rows(self._prefixes(groups)), times_of([timer[0] for timer in timers]),
-                 self._form.encoded(keys), self._namespaces([timer[2] for timer in timers])]
+                 encoded, self._namespaces([timer[2] for timer in timers])]
         values = fixed_bytes(b"", len(timers)) if op == OP_PUT else pa.nulls(len(timers), pa.binary())
         return Rows(groups, joined(parts, len(timers)), values, np.full(len(timers), op, np.uint8))
 

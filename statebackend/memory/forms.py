@@ -63,11 +63,13 @@ class KeyForm:
             return self.kind.encode_key_array(self.kind.to_arrow(held))
         return pa.array(held, pa.binary())
 
-    def column(self, held: Sequence[Any]) -> pa.Array:
-        """An Arrow column of the type from dict keys."""
+    def column_and_encoded(self, held: Sequence[Any]) -> tuple[pa.Array, pa.BinaryArray]:
+        """An Arrow column of the type from dict keys, and their key encoding."""
         if self.direct:
-            return self.kind.to_arrow(held)
-        return self.kind.decode_key_array(pa.array(held, pa.binary()))
+            column = self.kind.to_arrow(held)
+            return column, self.kind.encode_key_array(column)
+        encoded = pa.array(held, pa.binary())
+        return self.kind.decode_key_array(encoded), encoded
 
     def held(self, column: Any, what: str = "key") -> list[Any]:
         """Dict keys from an Arrow column that a caller passed; nulls are refused."""

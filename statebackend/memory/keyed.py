@@ -24,7 +24,7 @@ from statebackend.memory.encode import EntryEncoder
 from statebackend.memory.folding_state import MemoryAggregatingState, MemoryReducingState
 from statebackend.memory.forms import KeyForm, is_int64
 from statebackend.memory.key_index import KeyIndex, indexable
-from statebackend.memory.layers import NO_KEY, Layer, Layers, release
+from statebackend.memory.layers import NO_KEY, Layer, Layers, give_way, release
 from statebackend.memory.list_state import MemoryListState
 from statebackend.memory.map_state import MapPart, MemoryMapState
 from statebackend.memory.restore import EntryDecoder, RawState, larger_batches, read_handles
@@ -402,7 +402,7 @@ class MemoryKeyed(KeyedBackend):
             table.base = layer
         else:
             for _ in table.fold(layer, table.base):
-                pass
+                give_way()
         layer.folded = True
 
     def snapshot_cancelled(self, snapshot: MemorySnapshot) -> None:

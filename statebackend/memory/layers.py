@@ -7,6 +7,7 @@ still reads the base. A reader goes from the newest layer to the base, so foldin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NoReturn
@@ -15,6 +16,10 @@ from statebackend.errors import Closed, InvalidRequest
 
 CHUNK = 4096
 """Entries handled at a time on the writer's thread, so that the interpreter is never held for long."""
+_PAUSE = 0.0001
+"""Seconds; long enough for a waiting thread to wake up and take over."""
+RELEASED_AT_ONCE = 400_000
+"""A dict of so many entries becomes lists within some milliseconds."""
 
 
 class _Missing:
@@ -173,9 +178,9 @@ class Layers:
             if self.columns is not None:
                 base.removed.update(part)
             yield
-        for part in chunks(layer.items()):
-            for key, stored in part:
-                base[key] = stored
+        items = iter(layer.items())
+        for _ in range(0, len(layer), CHUNK):
+            base.update(islice(items, CHUNK))
             yield
 
     def close(self) -> None:
@@ -190,13 +195,39 @@ def chunks(entries: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
         yield part
 
 
+def columns(entries: dict[Any, Any], size: int = CHUNK) -> Iterator[tuple[list[Any], list[Any]]]:
+    """The keys and the values of a dict that is at rest, in lists of at most `size`; a pair of each would cost twice."""
+    keys, values = iter(entries), iter(entries.values())
+    while part := list(islice(keys, size)):
+        yield part, list(islice(values, size))
+
+
+def give_way() -> None:
+    """Let the owner go on before the writer's next piece of work.
+
+    Two threads that both want the interpreter get half of it each. One that lets go of it after every piece gets its
+    next turn when the other has had a whole switch interval, so the owner keeps most of it.
+    """
+    time.sleep(_PAUSE)
+
+
 def release(layer: dict[Any, Any]) -> None:
-    """Empty a dict piece by piece: freeing a large one at once would hold the interpreter for milliseconds."""
+    """Empty a dict piece by piece: freeing a large one at once would hold the interpreter for tens of milliseconds.
+
+    Taking entries out one by one looks each of them up again, which costs six times as much as giving them up from
+    lists; but the lists are made in one go, so a very large dict is first made smaller.
+    """
     removed = getattr(layer, "removed", None)
     pop = layer.popitem
-    while layer:
-        for _ in range(min(CHUNK, len(layer))):
+    while len(layer) > RELEASED_AT_ONCE:
+        for _ in range(CHUNK):
             pop()
+    held = [list(layer), list(layer.values())]
+    layer.clear()
+    for entries in held:
+        while entries:
+            del entries[-CHUNK:]
+            give_way()
     while removed:
         for _ in range(min(CHUNK, len(removed))):
             removed.pop()

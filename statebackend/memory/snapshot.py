@@ -13,6 +13,7 @@ from statebackend.backend import KeyedHandle, PendingSnapshot
 from statebackend.entries import write_entries
 from statebackend.errors import Conflict, HoldfastError, InvalidRequest, Unavailable
 from statebackend.files import SnapshotTarget, StateFile
+from statebackend.memory.layers import give_way
 from statebackend.memory.runs import Rows, RunSorter
 from statebackend.memory.views import TableView
 from statebackend.schema import StateSchema
@@ -117,6 +118,7 @@ class MemorySnapshot(PendingSnapshot):
             if self._cancelled:
                 raise self._given_up()
             sorter.add(rows)
+            give_way()
         before = plan.parent.files if plan.parent is not None else ()
         new: tuple[StateFile, ...] = ()
         if sorter.rows:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import Any
 
 from statebackend.descriptors import StateKind
@@ -10,7 +11,7 @@ from statebackend.entries import OP_DELETE, OP_PUT
 from statebackend.memory.columns import ColumnView, column_encoder
 from statebackend.memory.encode import CHUNK_ROWS, EntryEncoder
 from statebackend.memory.expiry import Expiry
-from statebackend.memory.layers import Layer, Layers, chunks
+from statebackend.memory.layers import Layer, Layers, chunks, columns
 from statebackend.memory.map_state import MapPart
 from statebackend.memory.runs import Rows
 from statebackend.memory.stamped import is_stamped, least_live
@@ -42,12 +43,12 @@ class TableView:
         if self._kind is StateKind.MAP:
             yield from self._full_maps(puts)
             return
-        for part in chunks(self._base.items(), CHUNK_ROWS):
+        for slots, stored in columns(self._base, CHUNK_ROWS):
             if puts or removed:
-                part = [entry for entry in part if entry[0] not in puts and entry[0] not in removed]
-            yield from self._puts(self._unexpired(part))
-        for part in chunks(puts.items(), CHUNK_ROWS):
-            yield from self._puts(self._unexpired(part))
+                slots, stored = _picked(slots, stored, [slot not in puts and slot not in removed for slot in slots])
+            yield from self._puts(*self._unexpired(slots, stored))
+        for slots, stored in columns(puts, CHUNK_ROWS):
+            yield from self._puts(*self._unexpired(slots, stored))
 
     def release(self) -> None:
         """Nobody will ask for entries any more."""
@@ -66,15 +67,14 @@ class TableView:
                                            self._changed_columns)
         for gone in chunks(removed, CHUNK_ROWS):
             yield from self._deletes(gone)
-        for part in chunks(puts.items(), CHUNK_ROWS):
-            yield from self._puts(part, replace=True)
+        for slots, stored in columns(puts, CHUNK_ROWS):
+            yield from self._puts(slots, stored, replace=True)
 
     # -- by kind
 
-    def _puts(self, entries: list[tuple[Any, Any]], *, replace: bool = False) -> Iterator[Rows]:
-        if not entries:
+    def _puts(self, slots: list[Any], stored: list[Any], *, replace: bool = False) -> Iterator[Rows]:
+        if not slots:
             return
-        slots, stored = [entry[0] for entry in entries], [entry[1] for entry in entries]
         if self._kind is StateKind.LIST:
             yield from self._encoder.lists(slots, stored, replace=replace)
         elif self._kind is StateKind.MAP:
@@ -111,18 +111,24 @@ class TableView:
 
     # -- TTL
 
-    def _unexpired(self, entries: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def _unexpired(self, slots: list[Any], stored: list[Any]) -> tuple[list[Any], list[Any]]:
         now = self._drop_before
         if now is None:
-            return entries
+            return slots, stored
         if self._kind is StateKind.LIST:
-            lists = [(slot, [pair for pair in stored if now < pair[1]]) for slot, stored in entries]
-            return [entry for entry in lists if entry[1]]
+            lists = [[pair for pair in elements if now < pair[1]] for elements in stored]
+            return _picked(slots, lists, lists)
         if is_stamped(self.schema):
             live = least_live(now)
-            return [entry for entry in entries if entry[1] >= live]
-        return [entry for entry in entries if now < entry[1][1]]
+            return _picked(slots, stored, [one >= live for one in stored])
+        return _picked(slots, stored, [now < pair[1] for pair in stored])
 
     def _live_map(self, entries: dict[Any, Any]) -> dict[Any, Any]:
         now = self._drop_before
         return entries if now is None else {key: pair for key, pair in entries.items() if now < pair[1]}
+
+
+def _picked(slots: list[Any], stored: list[Any], wanted: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The entries for which `wanted` is true."""
+    wanted = list(wanted)
+    return list(compress(slots, wanted)), list(compress(stored, wanted))

@@ -29,8 +29,9 @@ class Loaded(Benchmark):
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
         if self.quick:
             self.entries, self.changed = min(self.entries // 5, 400_000), 2_000
-        options = {"directory": str(self.folder / "state")} if self.backend == "rocksdb" else dict[str, Any]()
-        self.opened = create_backend(self.backend, **options)
+        options: dict[str, dict[str, Any]] = {"rocksdb": {"directory": str(self.folder / "state")},
+                                              "memory": {"max_state_size": "1GiB"}}
+        self.opened = create_backend(self.backend, **options.get(self.backend, {}))
         self.keyed: Any = self.opened.keyed(uid="bench", key_type=int, max_parallelism=128, key_groups=KeyGroupRange(0, 127))
         kind: Any = int if self.value_bytes == 8 else bytes
         self.state = cast("ValueState[Any]", self.keyed.state(ValueStateDescriptor("value", kind)))

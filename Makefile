@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 WORKERS ?= 2
+PACKAGES := statebackend checkpoint savepoint spark_integration api benchmarks
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -16,6 +17,7 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	@echo "creating the environment in $(VENV) (a minute or two)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	$(BIN)/python -m compileall -q $(PACKAGES)  # also where PYTHONDONTWRITEBYTECODE is set: a process starts faster
 	@touch $@
 
 system: ## install what pip can't: a JRE where there is none, a browser for the page's tests

@@ -120,17 +120,39 @@ class FlatState(RocksState):
             datas = [encoded if data is None else data for data in datas]
         return self._type.decode_array(pa.array(datas, pa.binary()))
 
-    def _write_many(self, keys: list[bytes], datas: list[bytes | None]) -> None:
-        """Store encoded, unstamped values (None removes); of repeated keys the last wins."""
+    def _write_many(self, keys: list[bytes], datas: list[bytes | None], *, ordered: bool = False) -> None:
+        """Store encoded, unstamped values (None removes); of repeated keys the last wins. `ordered` keys are distinct."""
         sizes = [len(data) for data in datas if data is not None] if not self._fixed else []
         if sizes and max(sizes) > self._max_value:
             raise self.too_large(max(sizes))
         if self._expiry is not None:
             stamp = self._expiry.stamp()
             datas = [None if data is None else stamp + data for data in datas]
+        if self.is_large(keys):
+            self._write_through(keys, datas, ordered)
+            return
         self._dirty.update(zip(keys, datas))
         self._weight += sum(sizes)
         self._grown_much()
+
+    def is_large(self, keys: list[bytes]) -> bool:
+        """Whether a batch would displace most of the dirty entries, so that holding it there gains nothing."""
+        return 2 * len(keys) >= self._limit
+
+    def _write_through(self, keys: list[bytes], datas: list[bytes | None], ordered: bool) -> None:
+        """Write a large batch to RocksDB at once; if that fails it is dirty, as after an eviction that failed."""
+        dirty = self._dirty
+        if not ordered:
+            changes = dict(zip(keys, datas))
+            keys = sorted(changes)
+            datas = list(map(changes.__getitem__, keys))
+        try:
+            self._engine.apply(zip(keys, datas))
+        except HoldfastError:
+            dirty.update(zip(keys, datas))
+            raise
+        for key in keys if dirty else ():
+            dirty.pop(key, None)
 
     # -- all entries
 

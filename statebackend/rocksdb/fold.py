@@ -128,12 +128,12 @@ def _accumulators(state: FlatState, keys: list[bytes]) -> pa.Array:
 
 
 def _hold(state: FlatState, keys: list[bytes], values: pa.Array) -> None:
-    """Make folded numbers the dirty entries of their keys."""
-    if state._expiry is not None:
-        state._write_many(keys, list(bytes_of(state._type.encode_array(values))))
-        return
-    state._dirty.update(zip(keys, state._type.from_arrow(values)))
-    state._grown_much()
+    """Store folded numbers under their sorted keys; they wait as numbers where they are few."""
+    if state._expiry is not None or state.is_large(keys):
+        state._write_many(keys, list(bytes_of(state._type.encode_array(values))), ordered=True)
+    else:
+        state._dirty.update(zip(keys, state._type.from_arrow(values)))
+        state._grown_much()
 
 
 def fold_objects(state: Any, keys: Any, values: Any, input_type: StateType | None) -> None:

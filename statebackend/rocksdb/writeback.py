@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -197,11 +197,12 @@ class WriteBack:
 
     # -- the owner
 
-    def apply(self, operations: list[Operation]) -> None:
+    def apply(self, operations: Iterable[Operation]) -> None:
         """Write sorted operations at once, after everything frozen. For batches that need no caching."""
         with self._writing:
             self.settle_all()
             self._write(iter(operations), self.log)
+        self.on_eviction()
 
     def evict(self, table: Table, count: int = EVICT_ENTRIES) -> None:
         """Write the oldest dirty entries of a state and forget them; nothing is lost if that fails."""

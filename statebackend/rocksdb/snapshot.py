@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from statebackend.backend import KeyedHandle, PendingSnapshot
-from statebackend.entries import entry_batch, write_entries
+from statebackend.entries import write_entries
 from statebackend.errors import Conflict, HoldfastError, Unavailable
 from statebackend.files import SnapshotTarget, StateFile
 from statebackend.keygroups import KeyGroupRange
-from statebackend.rocksdb.changelog import Changelog, merged_changes
+from statebackend.rocksdb.changelog import Changelog, batch_of, merged_changes
 from statebackend.rocksdb.handles import FORMAT, Chain, StoredPart
 from statebackend.rocksdb.store import Row, Store
 from statebackend.rocksdb.writeback import Generation, WriteBack
@@ -195,8 +195,7 @@ def part_batches(directory: Path, key_groups: KeyGroupRange, live: LIVE | None =
         while rows := scan.take(ROWS):
             kept: list[Row] = rows if live is None else [row for row in rows if live(row[0][2:4], row[1])]
             if kept:
-                keys, values = zip(*kept)
-                yield entry_batch(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+                yield batch_of(kept)
     finally:
         store.close()
 

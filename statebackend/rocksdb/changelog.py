@@ -25,19 +25,24 @@ class Changelog:
 
     def __init__(self, path: Path, *, enabled: bool) -> None:
         self.path = path
-        self.bytes = 0
         self.rows = 0
         self.complete = enabled
         """False once changes were left out: the epoch can then only be covered by a materialisation."""
         self._runs: list[int] = []
         self._batches = 0
+        self._sealed_bytes = 0
         self._writer: Any = None
         self._sink: Any = None
         self._unlink = weakref.finalize(self, _unlink, str(path))
 
     @property
+    def bytes(self) -> int:
+        """What the file holds so far. Asking a file that is being written lets other threads take the interpreter."""
+        return self._sealed_bytes if self._writer is None else int(self._sink.tell())
+
+    @property
     def runs(self) -> int:
-        return len(self._runs)
+        return sum(begin < self._batches for begin in self._runs)
 
     def start_run(self) -> None:
         """The operations that follow are sorted among themselves."""
@@ -55,7 +60,6 @@ class Changelog:
             for begin in range(0, len(operations), BATCH_ROWS):
                 self._writer.write_batch(batch_of(operations[begin:begin + BATCH_ROWS]))
                 self._batches += 1
-            self.bytes = self._sink.tell()
         except OSError as error:
             raise Unavailable(f"the local log of changes can't be written: {error}", path=str(self.path),
                               hint="check free space") from error
@@ -65,7 +69,7 @@ class Changelog:
         """Stop recording, because a materialisation will cover the epoch; the file is removed."""
         self.complete = False
         self.seal()
-        self._runs, self._batches, self.bytes, self.rows = [], 0, 0, 0
+        self._runs, self._batches, self._sealed_bytes, self.rows = [], 0, 0, 0
         _unlink(str(self.path))
 
     def seal(self) -> None:
@@ -74,7 +78,7 @@ class Changelog:
         if writer is not None:
             with contextlib.suppress(OSError):
                 writer.close()
-                self.bytes = sink.tell()
+                self._sealed_bytes = sink.tell()
             sink.close()
 
     def read_runs(self) -> list[Iterator[pa.RecordBatch]]:

@@ -108,9 +108,11 @@ class Checkpoints:
 
     def trim_log(self) -> None:
         """Stop recording changes once the next snapshot has to materialise anyway."""
-        log = self._engine.log
-        waiting = bool(self._epochs)  # a materialisation may be under way, whose size is not known yet
-        limit = max(self._log_limit(), self._engine.parts.live_bytes()) if waiting else self._log_limit()
+        log, limit = self._engine.log, self._log_limit()
+        if self._row_bytes_seen and 2 * self._row_bytes_seen * log.rows < limit:
+            return  # far from it: this comes after each eviction, and asking the file takes its time
+        if self._epochs:  # a materialisation may be under way, whose size is not known yet
+            limit = max(limit, self._engine.parts.live_bytes())
         if log.bytes > limit:
             log.give_up()
 

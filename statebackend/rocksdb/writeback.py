@@ -21,7 +21,7 @@ from statebackend.rocksdb.changelog import Changelog
 from statebackend.rocksdb.parts import Parts
 from statebackend.rocksdb.store import WRITE_CHUNK, Operation
 
-EVICT_ENTRIES = 4_000
+EVICT_ENTRIES = 2_000
 """Entries written at once when a state has too many dirty ones: a pause of some milliseconds."""
 LOG_ROWS = 4_000
 Dirty = dict[bytes, Any]

@@ -29,13 +29,15 @@ class TypeChange:
 
     changes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
+    loses: bool = False
+    """Whether a migration leaves out something that was stored."""
 
     @property
     def is_none(self) -> bool:
         return not self.changes and not self.refusals
 
     def __add__(self, other: TypeChange) -> TypeChange:
-        return TypeChange(self.changes + other.changes, self.refusals + other.refusals)
+        return TypeChange(self.changes + other.changes, self.refusals + other.refusals, self.loses or other.loses)
 
 
 NO_CHANGE = TypeChange()
@@ -125,7 +127,7 @@ def _record_change(old: RecordType, new: RecordType, where: str, key: bool) -> T
         else:
             total += TypeChange((), (f"{where}: field {name} was added without a default",))
     dropped = [name for name in before if name not in after]
-    total += TypeChange(tuple(f"{where}: field {name} was dropped" for name in dropped))
+    total += TypeChange(tuple(f"{where}: field {name} was dropped" for name in dropped), loses=bool(dropped))
     kept = [name for name in old.names if name in after]
     if kept != [name for name in new.names if name in before] and not dropped:
         total += TypeChange((f"{where}: fields changed places",))

@@ -242,21 +242,28 @@ def _unchanged(entry: bytes) -> bytes:
 
 
 def united_schema(known: StateSchema, other: StateSchema) -> StateSchema:
-    """The schema of a state that two subtasks stored; keeps the first one's id.
+    """The schema under which the parts of a state that two subtasks stored are held together; keeps the first one's id.
 
-    Handles of one checkpoint agree, except that a subtask may not have seen a namespace yet, or still has the TTL of
-    an earlier run: what is stored is when an entry expires, not how long it lives.
+    Handles of one checkpoint agree, except that a subtask may not have seen a namespace yet, still has the TTL of an
+    earlier run, or has not registered a state whose schema the others have migrated since. It is one of the two: that
+    to which the other can be migrated, and where both can, the one that loses nothing.
     """
-    wider = known if known.namespace_type is not None else replace(other, state_id=known.state_id)
-    stored, found = _layout(known), _layout(other)
-    if known.namespace_type is None or other.namespace_type is None:
-        stored["namespace_type"] = found["namespace_type"] = None
-    if stored != found:
-        raise IncompatibleState("the parts of a snapshot disagree about a state", state=known.name, stored=str(known),
-                                found=str(other), hint="convert the checkpoint to a savepoint and change it with "
-                                "`holdfast savepoint transform`")
-    return wider
+    namespace = known.namespace_type or other.namespace_type
+    left = replace(known, namespace_type=namespace)
+    right = replace(other, namespace_type=other.namespace_type or namespace, state_id=known.state_id)
+    if _can_follow(right, left, losing=False):
+        return left
+    if _can_follow(left, right, losing=False):
+        return right
+    ways = [new for old, new in ((right, left), (left, right)) if _can_follow(old, new, losing=True)]
+    if len(ways) == 1:
+        return ways[0]
+    raise IncompatibleState("the parts of a snapshot disagree about a state", state=known.name, stored=str(known),
+                            found=str(other), hint="convert the checkpoint to a savepoint and change it with "
+                            "`holdfast savepoint transform`")
 
 
-def _layout(schema: StateSchema) -> dict[str, Any]:
-    return schema.to_json() | {"state_id": 0, "ttl": schema.ttl is not None}
+def _can_follow(old: StateSchema, new: StateSchema, *, losing: bool) -> bool:
+    """Whether entries of one schema can be migrated to the other, and what they hold with them unless `losing`."""
+    loses = change_between(old.value_type, new.value_type).loses or (old.ttl is not None and new.ttl is None)
+    return (losing or not loses) and bool(compare_schemas(old, new))

@@ -37,7 +37,7 @@ from statebackend.memory.views import TableView
 from statebackend.schema import StateSchema, Verdict, require_compatible, state_id_of
 from statebackend.state import State
 from statebackend.timers import TIMER_STATES, TimerService
-from statebackend.ttl import NEVER
+from statebackend.ttl import NEVER, TimeDomain
 from statebackend.types import StateType, state_type
 
 MIN_WATERMARK = -(2**63)
@@ -458,7 +458,7 @@ class MemoryKeyed(KeyedBackend):
     def restore(self, handles: Sequence[KeyedHandle], source: SnapshotSource) -> None:
         """Take over the entries of the range; timers at once, other states when they are registered."""
         self._raw = read_handles(handles, source, self.key_type, self.max_parallelism, self.key_groups, self.uid,
-                                 self.take_id)
+                                 self.take_id, self._now_for)
         for domain, name in TIMER_STATES.items():
             raw = self._raw.pop(name, None)
             if raw is None:
@@ -470,6 +470,10 @@ class MemoryKeyed(KeyedBackend):
                 keys, namespaces, _ = decoder.columns(batch)
                 slots.extend(zip(decoder.times(batch), keys, namespaces or [None] * len(keys)))
             table.load(slots)
+
+    def _now_for(self, schema: StateSchema) -> int:
+        """The time that counts for the TTL of a state."""
+        return self._watermark if schema.ttl is not None and schema.ttl.time is TimeDomain.EVENT else self.clock.now_ms()
 
     def _load(self, table: TableState, raw: RawState) -> None:
         now = table.expiry.now() if table.expiry is not None else 0

@@ -19,7 +19,7 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.memory.encode import fixed_bytes
 from statebackend.memory.forms import KeyForm, decoder
 from statebackend.memory.stamped import is_stamped, join
-from statebackend.schema import StateSchema, is_identity, migrator, united_schema
+from statebackend.schema import StateSchema, column_migrator_of, is_identity, migrator, united_schema
 from statebackend.types import StateType
 
 _END = 2**31 - 1
@@ -28,16 +28,27 @@ Batches = list[pa.RecordBatch]
 
 
 class RawState:
-    """A restored state that nobody has registered yet: per handle, its layers of entries, oldest first."""
+    """A restored state that nobody has registered yet: per handle, its layers of entries, oldest first.
+
+    Handles may have stored it under several schemas; all is held under the one that they can be migrated to.
+    """
 
     def __init__(self, schema: StateSchema) -> None:
         self.schema = schema
         self._handles: list[list[Batches]] = []
 
-    def add(self, schema: StateSchema, layers: list[Batches]) -> None:
+    def expect(self, schema: StateSchema) -> None:
+        """A handle has the state under this schema. Comes for every handle before the entries of any."""
         self.schema = united_schema(self.schema, schema)
-        if any(layers):
-            self._handles.append(layers)
+
+    def add(self, schema: StateSchema, layers: list[Batches], now_ms: int) -> None:
+        if not any(layers):
+            return
+        if not is_identity(schema, self.schema):
+            migrate = column_migrator_of(schema, self.schema, now_ms)
+            layers = [[pa.RecordBatch.from_arrays([batch.column(0), migrate(batch.column(1)), batch.column(2)],
+                                                  schema=batch.schema) for batch in layer] for layer in layers]
+        self._handles.append(layers)
 
     def entries(self) -> Iterator[pa.RecordBatch]:
         """The final entries: puts only; those of one key group stand together, within each handle."""
@@ -78,23 +89,27 @@ def larger_batches(batches: Iterable[pa.RecordBatch], rows: int = 65_536) -> Ite
 
 
 def read_handles(handles: Sequence[KeyedHandle], source: SnapshotSource, key_type: StateType, max_parallelism: int,
-                 key_groups: KeyGroupRange, uid: str, take_id: Callable[[str], int]) -> dict[str, RawState]:
+                 key_groups: KeyGroupRange, uid: str, take_id: Callable[[str], int],
+                 now_of: Callable[[StateSchema], int]) -> dict[str, RawState]:
     """All entries of the range, by state name, under the state ids of this backend."""
     states: dict[str, RawState] = {}
     require_restorable(handles, key_type, max_parallelism, uid)
     for handle in handles:
-        held = {schema.state_id: schema for schema in handle.schemas}
         for schema in handle.schemas:
             if schema.name not in states:
                 states[schema.name] = RawState(_with_id(schema, take_id(schema.name)))
+            if handle.key_groups.intersect(key_groups) is not None:
+                states[schema.name].expect(schema)
+    for handle in handles:
         overlap = handle.key_groups.intersect(key_groups)
         if overlap is not None:
-            _read_handle(handle, source, overlap, held, states)
+            _read_handle(handle, source, overlap, states, now_of)
     return states
 
 
 def _read_handle(handle: KeyedHandle, source: SnapshotSource, key_groups: KeyGroupRange,
-                 held: dict[int, StateSchema], states: dict[str, RawState]) -> None:
+                 states: dict[str, RawState], now_of: Callable[[StateSchema], int]) -> None:
+    held = {schema.state_id: schema for schema in handle.schemas}
     layers = handle_layers(handle, source, key_groups)
     by_state: dict[int, list[Batches]] = {state_id: [[] for _ in layers] for state_id in held}
     for index, layer in enumerate(layers):
@@ -105,7 +120,8 @@ def _read_handle(handle: KeyedHandle, source: SnapshotSource, key_groups: KeyGro
                 new_id = states[held[state_id].name].schema.state_id
                 by_state[state_id][index].append(part if new_id == state_id else _renumbered(part, new_id))
     for state_id, schema in held.items():
-        states[schema.name].add(schema, by_state[state_id])
+        state = states[schema.name]
+        state.add(schema, by_state[state_id], now_of(state.schema))
 
 
 def _by_state(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

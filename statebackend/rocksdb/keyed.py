@@ -79,6 +79,7 @@ class RocksDBKeyed(KeyedBackend):
         self._states: dict[str, RocksState] = {}
         self._timer_tables: dict[TimeDomain, TimerTable] = {}
         self._timer_namespace: StateType | None = None
+        self._unite(handles)
         self._timers = RocksTimerService(self._context, self._timer_table, self._timer_namespace_type)
         self._adopt_timers()
         self._maintenance = Maintenance(uid)
@@ -133,7 +134,7 @@ class RocksDBKeyed(KeyedBackend):
         if stored is not None:
             require_compatible(stored, schema)
             if not is_identity(stored, schema):
-                self._migrate(stored, schema)
+                self._migrate(stored, schema, self.key_groups)
         state = self._make(descriptor, schema)
         self._unregistered.pop(descriptor.name, None)
         self._schemas[descriptor.name] = schema
@@ -151,13 +152,26 @@ class RocksDBKeyed(KeyedBackend):
             self._options.size("max_value_bytes"))  # type: ignore[call-arg]
         return state.bind(self._sequence) if isinstance(state, RocksListState) else state
 
-    def _migrate(self, stored: StateSchema, schema: StateSchema) -> None:
-        """Rewrite the entries of a restored state to what is declared now."""
+    def _unite(self, handles: Sequence[KeyedHandle]) -> None:
+        """Bring states that handles stored under different schemas to the one under which they are held together."""
+        try:
+            for handle in handles:
+                overlap = handle.key_groups.intersect(self.key_groups)
+                for stored in handle.schemas if overlap is not None else ():
+                    held = self._unregistered[stored.name]
+                    if overlap is not None and not is_identity(stored, held):
+                        self._migrate(stored, held, overlap)
+        except BaseException:
+            self._engine.parts.close()
+            raise
+
+    def _migrate(self, stored: StateSchema, schema: StateSchema, key_groups: KeyGroupRange) -> None:
+        """Rewrite the restored entries of a range from one schema to another; both have the state id of the second."""
         now = self._context.watermark if schema.ttl is not None and schema.ttl.time is TimeDomain.EVENT else \
             self.clock.now_ms()
         convert = migrator(stored, schema, now)
-        for group in self._engine.parts.groups():
-            prefix = group.to_bytes(2, "big") + stored.state_id.to_bytes(2, "big")
+        for group in key_groups:
+            prefix = group.to_bytes(2, "big") + schema.state_id.to_bytes(2, "big")
             scan = self._engine.parts.scan(prefix, after(prefix))
             while rows := scan.take(MIGRATED_ROWS):
                 self._engine.apply([(key, convert(value)) for key, value in rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from statebackend.schema import (
     require_compatible,
     require_key_type,
     state_id_of,
+    united_schema,
 )
 from statebackend.ttl import NEVER
 from statebackend.types import Digits, state_type
@@ -276,11 +277,21 @@ def test_a_namespace_must_be_a_key() -> None:
         StateSchema.of(ValueStateDescriptor("s", int), 1, list[int])
 
 
-def test_parts_of_a_checkpoint_may_differ_in_a_namespace_not_seen_and_in_nothing_else() -> None:
-    from dataclasses import replace
+def test_parts_of_a_checkpoint_are_held_under_the_schema_that_the_other_migrates_to() -> None:
+    narrow, wide = value(pa.int16()), value(int)
+    assert united_schema(narrow, wide) == united_schema(wide, narrow) == wide
+    plain, aged = value(int), value(int, ttl=TtlConfig("1h"))
+    assert united_schema(plain, aged) == united_schema(aged, plain) == aged
+    none, one, two = (value(make_dataclass("R", fields)) for fields in
+                      ([("x", int)], [("x", int), ("y", int, 7)], [("x", int), ("y", int)]))
+    assert united_schema(none, one) == united_schema(one, none) == one, "nothing is lost where that can be"
+    assert united_schema(none, two) == united_schema(two, none) == none, "a field can't be made up, so it was dropped"
+    renamed = value(make_dataclass("R", [("x", int), ("z", int, 0)]))
+    with pytest.raises(IncompatibleState, match="disagree"):
+        united_schema(one, renamed)
 
-    from statebackend.schema import united_schema
 
+def test_parts_of_a_checkpoint_may_differ_in_a_namespace_not_seen() -> None:
     plain = StateSchema.of(ValueStateDescriptor("total", int), 7)
     windowed = replace(plain, namespace_type=state_type(int), state_id=9)
     assert united_schema(plain, windowed) == replace(windowed, state_id=7)

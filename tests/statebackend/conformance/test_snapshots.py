@@ -23,9 +23,11 @@ from statebackend import (
     ReducingStateDescriptor,
     StateFile,
     TimeDomain,
+    TtlConfig,
     Unavailable,
     ValueStateDescriptor,
     key_group_of,
+    key_group_range,
 )
 
 BACKENDS = ["memory", "filesystem", "rocksdb"]
@@ -294,6 +296,68 @@ def test_schema_changes_are_migrated_or_refused_when_registered(stage: Any) -> N
     again.set_current_key("a")
     assert again.state(ValueStateDescriptor("point", wider)).value() == wider(1, 2)
     assert again.state(ListStateDescriptor("small", int)).get() == [1, 2]
+
+
+WIDER = make_dataclass("Point", [("x", int), ("y", int, 7)])
+BARE = make_dataclass("Pair", [("left", int)])
+PAIR = make_dataclass("Pair", [("left", int), ("right", int)])
+
+
+class Evolving:
+    """States that an upgrade of the job migrates: a field more, a field less, wider numbers, TTL."""
+
+    def __init__(self, keyed: Any, *, upgraded: bool) -> None:
+        self.keyed = keyed
+        self.upgraded = upgraded
+        self.point = keyed.state(ValueStateDescriptor("point", WIDER if upgraded else Point))
+        self.pair = keyed.state(ValueStateDescriptor("pair", BARE if upgraded else PAIR))
+        self.small = keyed.state(ListStateDescriptor("small", pa.int32() if upgraded else pa.int16()))
+        self.scores = keyed.state(MapStateDescriptor("scores", str, pa.int64() if upgraded else pa.int32()))
+        self.aged = keyed.state(ValueStateDescriptor("aged", str, ttl=TtlConfig("1h") if upgraded else None))
+
+    def fill(self, keys: Any) -> None:
+        for key in keys:
+            self.keyed.set_current_key(key)
+            self.point.update(WIDER(key, 2 * key) if self.upgraded else Point(key))
+            self.pair.update(BARE(key) if self.upgraded else PAIR(key, key))
+            self.small.add(key)
+            self.scores.put("a", key)
+            self.aged.update(str(key))
+
+    def content(self) -> dict[int, Any]:
+        found = {}
+        for key in list(self.point.stream_keys()):
+            self.keyed.set_current_key(key)
+            found[key] = (self.point.value(), self.pair.value(), self.small.get(), dict(self.scores.entries()),
+                          self.aged.value())
+        return found
+
+
+@pytest.mark.parametrize("upgraded", [0, 1])
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_subtasks_of_which_one_has_not_registered_a_migrated_state_yet_are_restored_together(
+        stage: Any, upgraded: int, parallelism: int) -> None:
+    old = [stage.keyed(int, key_groups=key_group_range(index, 2, 128)) for index in range(2)]
+    mine = [[key for key in range(60) if key_group_of(key, 128) in subtask.key_groups] for subtask in old]
+    for subtask, keys in zip(old, mine):
+        Evolving(subtask, upgraded=False).fill(keys)
+    mixed = stage.restored([stage.checkpoint(subtask) for subtask in old], int, parallelism=2)
+    Evolving(mixed[upgraded], upgraded=True).fill(mine[upgraded][:10])
+    handles = [stage.checkpoint(subtask) for subtask in mixed]
+    expected = {key: (WIDER(key, 7), BARE(key), [key], {"a": key}, str(key)) for key in range(60)} | {
+        key: (WIDER(key, 2 * key), BARE(key), [key, key], {"a": key}, str(key)) for key in mine[upgraded][:10]}
+    for name in BACKENDS:
+        found: dict[int, Any] = {}
+        later = stage.restored(handles, int, parallelism=parallelism, name=name)
+        unregistered = [stage.checkpoint(subtask) for subtask in later]
+        for subtask in later:
+            found |= Evolving(subtask, upgraded=True).content()
+        assert found == expected
+        (again,) = stage.restored(unregistered, int, name=stage.name)
+        states = Evolving(again, upgraded=True)
+        assert states.content() == expected
+    stage.clock.advance(3_600_000)
+    assert {values[4] for values in states.content().values()} == {None}
 
 
 def test_another_key_type_or_max_parallelism_is_refused(stage: Any) -> None:

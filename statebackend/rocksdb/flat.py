@@ -6,7 +6,7 @@ itself, so that hot keys are neither encoded nor decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from statebackend.codecs.scalars import FloatType, IntType
 from statebackend.errors import HoldfastError, InvalidRequest
 from statebackend.rocksdb.base import MISSING, TIME_WIDTH, RocksState
-from statebackend.rocksdb.context import optional_bytes_of
+from statebackend.rocksdb.context import bytes_of, optional_bytes_of
 
 
 class FlatState(RocksState):
@@ -30,6 +30,11 @@ class FlatState(RocksState):
 
     def stored(self, held: Any) -> bytes | None:
         return held if held is None or type(held) is bytes else self._encode(held)
+
+    def all_stored(self, held: list[Any]) -> Iterable[bytes | None]:
+        if self.is_number and set(map(type, held)) == {self._exact}:
+            return bytes_of(self._type.encode_array(pa.array(held, self._type.arrow_type)))
+        return map(self.stored, held)
 
     # -- one entry
 

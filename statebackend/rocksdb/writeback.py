@@ -57,6 +57,10 @@ class Table:
         """The stored form of a change in a flat table."""
         return held  # type: ignore[no-any-return]
 
+    def all_stored(self, held: list[Any]) -> Iterable[bytes | None]:
+        """The stored forms of many changes."""
+        return map(self.stored, held)
+
     def no_changes(self) -> Dirty:
         """What to hold changes in from now on."""
         return {}
@@ -213,7 +217,7 @@ class WriteBack:
         if table.collection:
             operations = _operations_of([(table, {key: dirty[key] for key in oldest})], self._existing)
         else:
-            operations = zip(oldest, map(table.stored, map(dirty.__getitem__, oldest)))
+            operations = zip(oldest, table.all_stored(list(map(dirty.__getitem__, oldest))))
         with self._writing:
             self._write(operations, self.log)
         self.on_eviction()
@@ -266,7 +270,7 @@ def _operations_of(contents: list[tuple[Table, Dirty]],
                                    _bucket_operations(key, dirty[key], existing)], key=_first)
             else:
                 keys.sort()
-                yield from zip(keys, map(table.stored, map(dirty.__getitem__, keys)))
+                yield from zip(keys, table.all_stored(list(map(dirty.__getitem__, keys))))
 
 
 def _by_group(dirty: Dirty) -> dict[bytes, list[bytes]]:

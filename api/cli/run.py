@@ -73,6 +73,8 @@ def run_job(job: str, options: RunOptions, restore: str | None, output: Format |
     elif handle.restore_point is not None and handle.restore_point.again:
         note(f"the last run of {flow.name!r} was restored from {handle.restore_point.url} and completed no checkpoint: "
              "that is the latest there is")
+    elif handle.restore_point is not None and handle.restore_point.stopped:
+        note(f"the last run of {flow.name!r} stopped with {handle.restore_point.url}: that is the latest there is")
     if options.checkpoint_dir is None:
         note("no --checkpoint-dir: nothing of this run's state will be kept")
     with _reporting(handle, options.service):

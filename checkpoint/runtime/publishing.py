@@ -71,11 +71,17 @@ class Publisher:
             return self._storage.publish(metadata)
         if options.location is None:
             raise InvalidRequest("a savepoint needs a folder", checkpoint_id=publish.checkpoint_id)
-        if options.native:
-            return self._storage.publish(metadata, folder=options.location)
+        path = self._write_savepoint(publish, metadata, options.location)
+        if options.stop:  # before sinks commit: from then on no older checkpoint may be gone back to
+            self._storage.record_origin(path, stopped_with=publish.checkpoint_id)
+        return path
+
+    def _write_savepoint(self, publish: Publish, metadata: CheckpointMetadata, folder: str) -> str:
+        if publish.options.native:
+            return self._storage.publish(metadata, folder=folder)
         try:
             source = self._storage.source(publish.checkpoint_id)
-            return savepoint_writer("open").write(metadata, source, options.location)
+            return savepoint_writer("open").write(metadata, source, folder)
         finally:
             self.discard(publish.checkpoint_id, publish.snapshots)
 

@@ -21,13 +21,14 @@ from statebackend.errors import InvalidRequest, NotFound
 class RestorePoint:
     """A checkpoint or savepoint to start from. `job_id` is set where the job goes on in the same job folder.
 
-    `again`: the run before was restored from it as well, and completed no checkpoint.
+    `again`: the run before was restored from it as well, and completed no checkpoint. `stopped`: it ended with it.
     """
 
     url: str
     metadata: CheckpointMetadata
     job_id: JobId | None = None
     again: bool = False
+    stopped: bool = False
 
     @property
     def foreign(self) -> bool:
@@ -53,8 +54,9 @@ def resolve_restore(root: str | None, flow: Dataflow | str, restore: str, **opti
     """The point to start from; None where `latest` finds nothing and the job starts fresh.
 
     `latest` is the newest complete checkpoint of the flow of this name below `root`, or what a newer run was restored
-    from that ended before it had completed one. Where it is damaged the error names the damage and the newest good one;
-    there is no silent fallback.
+    from that ended before it had completed one, or the savepoint that it stopped with: older checkpoints would write
+    again what it has committed. Where it is damaged the error names the damage and the newest good one; there is no
+    silent fallback.
     """
     if restore != "latest":
         return _at(restore, **options)
@@ -63,8 +65,7 @@ def resolve_restore(root: str | None, flow: Dataflow | str, restore: str, **opti
     name = flow if isinstance(flow, str) else flow.name
     with FileStore.at(root, **options) as store:
         found = find_latest(store, name)
-        completed = 0 if found is None or found.summary is None else found.summary.completed_timestamp
-        origin = find_origin(store, name, since=completed) if found is None or found.error is None else None
+        origin = find_origin(store, name, found) if found is None or found.error is None else None
     if origin is not None:
         return _again(name, origin, **options)
     if found is None:
@@ -89,9 +90,15 @@ def _at(path: str, **options: Any) -> RestorePoint:
 
 
 def _again(name: str, origin: Origin, **options: Any) -> RestorePoint:
+    stopped = origin.stopped_with > 0
     try:
-        return replace(_at(origin.url, **options), again=True)
+        return replace(_at(origin.url, **options), again=not stopped, stopped=stopped)
     except NotFound as error:
+        if stopped:
+            raise NotFound("the last run of this flow stopped with a savepoint that is gone; what it had committed, an older "
+                           "checkpoint would write again", flow=name, path=origin.url,
+                           hint="name the savepoint where it is now, or another restore point, with --restore PATH"
+                           ) from error
         raise NotFound("the last run of this flow was restored from a checkpoint that is gone, and completed none of its "
                        "own", flow=name, path=origin.url,
                        hint="name another one with --restore PATH, or start fresh without --restore") from error

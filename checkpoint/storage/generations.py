@@ -31,27 +31,31 @@ class PinRecord(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The checkpoint or savepoint outside its own folder that a job began from, and when."""
+    """The checkpoint or savepoint outside its own folder that a job began from, or stopped with, and when.
+
+    stopped_with  number of the savepoint that it stopped with: newer than its checkpoints up to that number. 0: it began.
+    """
 
     job_name: str
     url: str
     started_at: int
     version: int = CLAIM_VERSION
+    stopped_with: int = 0
 
 
 def record_origin(store: FileStore, origin: Origin) -> None:
-    """Write down what a job begins from: until it has a checkpoint of its own, that is what it has to go back to."""
+    """Write down what a job has to go back to until it has a checkpoint of its own that is newer."""
     store.write(layout.ORIGIN, msgspec.json.encode(origin))
 
 
 def read_origin(store: FileStore) -> Origin | None:
-    """What a job began from; None for one that began with nothing."""
+    """What a job began from, or stopped with; None for one that began with nothing."""
     try:
         return msgspec.json.decode(store.read(layout.ORIGIN), type=Origin)
     except NotFound:
         return None
     except msgspec.DecodeError as error:
-        raise CorruptData("the record of what a job began from can't be read",
+        raise CorruptData("the record of what a job began from or stopped with can't be read",
                           path=store.url_of(layout.ORIGIN)) from error
 
 

@@ -119,9 +119,9 @@ class JobStorage:
         """Raise `Conflict` if a newer run has taken this job over."""
         generations.require_newest(self.store, self.generation)
 
-    def record_origin(self, url: str) -> None:
-        """This job begins from a checkpoint or savepoint that is not its own; see `find_origin`."""
-        generations.record_origin(self.store, Origin(self.job_name, url, self._clock.now_ms()))
+    def record_origin(self, url: str, *, stopped_with: int = 0) -> None:
+        """This job begins from a checkpoint or savepoint that is not its own, or stops with one; see `find_origin`."""
+        generations.record_origin(self.store, Origin(self.job_name, url, self._clock.now_ms(), stopped_with=stopped_with))
 
     def probe(self) -> ProbeReport:
         """The start-up probe: raises if the store does not honour conditional create (and is not unfenced)."""
@@ -519,12 +519,21 @@ def find_latest(root: str | FileStore, job_name: str, **options: Any) -> Checkpo
     return best[1] if best is not None else None
 
 
-def find_origin(root: FileStore, job_name: str, since: int) -> Origin | None:
-    """What the newest job of a flow began from, if it began after a time and has no completed checkpoint of its own."""
+def find_origin(root: FileStore, job_name: str, latest: CheckpointInfo | None) -> Origin | None:
+    """What the newest job of a flow began from or stopped with, if no completed checkpoint is newer than that.
+
+    `latest` is what `find_latest` found. Within a job numbers tell what is newer, between jobs times do.
+    """
+    since = 0 if latest is None or latest.summary is None else latest.summary.completed_timestamp
     origins = [origin for job_id in find_jobs(root) if (origin := generations.read_origin(root.child(job_id))) is not None
-               and origin.job_name == job_name and origin.started_at > since
-               and not JobStorage(root, job_id).list_checkpoints()]
+               and origin.job_name == job_name
+               and (origin.started_at > since or (latest is not None and latest.job_id == job_id))
+               and _newest(JobStorage(root, job_id)) <= origin.stopped_with]
     return max(origins, key=lambda origin: origin.started_at, default=None)
+
+
+def _newest(storage: JobStorage) -> int:
+    return max((info.checkpoint_id for info in storage.list_checkpoints()), default=0)
 
 
 def _is_named(storage: JobStorage, completed: list[CheckpointInfo], job_name: str) -> bool:

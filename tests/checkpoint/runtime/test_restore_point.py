@@ -73,6 +73,45 @@ def test_latest_is_what_a_run_was_restored_from_that_completed_no_checkpoint(sam
     assert not point.again
 
 
+def stop_with_savepoint(sink, checkpoints: str, savepoints: str, **how) -> str:
+    """A run with checkpoints that stops with a savepoint a while after the last of them."""
+    handle = start(flow_of(sink, count=20_000, rate=2_000), checkpoint_dir=checkpoints)
+    deadline = time.monotonic() + 60
+    while handle.records().get("count", {}).get("records_in", 0) < 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    handle.trigger_checkpoint(timeout=60)
+    before = handle.records()["count"]["records_in"]
+    while handle.records()["count"]["records_in"] < before + 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    path = handle.stop_with_savepoint(savepoints, timeout=60, **how)
+    assert handle.wait(60).state == "FINISHED"
+    return path
+
+
+@pytest.mark.parametrize("how", [{"format": "native"}, {"drain": True, "format": "native"}, {"format": "open"}])
+def test_latest_is_the_savepoint_that_a_run_stopped_with_so_nothing_is_written_twice(how, tmp_path):
+    sink, folder = CollectSink(), str(tmp_path / "checkpoints")
+    savepoint = stop_with_savepoint(sink, folder, str(tmp_path / "savepoints"), **how)
+    committed = len(sink.results)
+    point = resolve_restore(folder, "again", "latest")
+    assert point.url == savepoint
+    assert point.stopped
+    assert not point.again
+    result = run(flow_of(sink, count=3_000), checkpoint_dir=folder, restore="latest")
+    assert committed >= 400
+    assert Counter(sink.results) == exact(3_000)
+    assert resolve_restore(folder, "again", "latest").url == result.checkpoint
+
+
+def test_a_savepoint_that_a_run_stopped_with_and_that_is_gone_is_named(tmp_path):
+    savepoint = stop_with_savepoint(CollectSink(), str(tmp_path / "checkpoints"), str(tmp_path / "savepoints"))
+    shutil.rmtree(savepoint)
+    with pytest.raises(NotFound, match=r"stopped with a savepoint that is gone.*savepoints.*--restore PATH"):
+        run(flow_of(CollectSink(), count=1_000), checkpoint_dir=str(tmp_path / "checkpoints"), restore="latest")
+
+
 def test_a_checkpoint_that_is_gone_is_named_and_nothing_starts_fresh(tmp_path):
     path = run(flow_of(CollectSink(), count=1_000), checkpoint_dir=str(tmp_path / "before")).checkpoint
     end_before_the_first_checkpoint(path, str(tmp_path / "after"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 from abc import ABC, abstractmethod
@@ -102,12 +103,12 @@ class JsonLinesReader(FileReader):
         self._values, self._sizes = values, [len(line) for line in lines]
 
     def _one_by_one(self, lines: list[bytes]) -> tuple[list[Any], list[bytes]]:
-        """With blank lines among them, which count for the record before, or a line that is no JSON, which is named."""
+        """With a BOM before or blank lines among them, which count for a record, or a line that is no JSON: it is named."""
         values, sizes, offset = list[Any](), list[bytes](), self._base
         for line in lines:
             if line.strip():
                 try:
-                    values.append(self._decoder.decode(line))
+                    values.append(self._decoder.decode(line.removeprefix(codecs.BOM_UTF8) if offset == 0 else line))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise CorruptData(f"a line is no JSON record: {error}", path=self.path, position=offset,
                                       found=line[:100].decode(errors="replace")) from error
@@ -209,18 +210,27 @@ class _CsvWriter(BatchWriter):
         try:
             csv.DictWriter(text, self._columns, lineterminator="\r\n").writerows(rows)
         except ValueError as error:
-            raise InvalidRequest(f"a record has other fields than the first one: {error}") from error
+            raise InvalidRequest(f"a record has other fields than the first one: {error}",
+                                 hint="give every record all fields, with None where there is no value") from error
         self._stream.write(text.getvalue().encode())
 
 
 class _ParquetWriter(BatchWriter):
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self._columns: frozenset[str] | None = None
         self._rows: list[dict[str, Any]] = []
         self._writer: Any = None
 
     def write(self, values: list[Any]) -> None:
-        self._rows.extend(as_row(value) for value in values)
+        rows = [as_row(value) for value in values]
+        if self._columns is None:
+            self._columns = frozenset(rows[0])
+        more = next((row.keys() - self._columns for row in rows if not row.keys() <= self._columns), None)
+        if more:  # Arrow would leave them out without a word
+            raise InvalidRequest("a record has other fields than the first one", expected=sorted(self._columns),
+                                 found=sorted(more), hint="give every record all fields, with None where there is no value")
+        self._rows.extend(rows)
         if len(self._rows) >= 64 * 1024:
             self._flush()
 

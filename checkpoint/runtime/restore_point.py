@@ -95,9 +95,9 @@ def _again(name: str, origin: Origin, **options: Any) -> RestorePoint:
         return replace(_at(origin.url, **options), again=not stopped, stopped=stopped)
     except NotFound as error:
         if stopped:
-            raise NotFound("the last run of this flow stopped with a savepoint that is gone; what it had committed, an older "
-                           "checkpoint would write again", flow=name, path=origin.url,
-                           hint="name the savepoint where it is now, or another restore point, with --restore PATH"
+            raise NotFound("the last run of this flow stopped with a savepoint that is gone; an older checkpoint would "
+                           "write again what the stop has committed", flow=name, path=origin.url,
+                           hint="say where the savepoint is now, or name another restore point, with --restore PATH"
                            ) from error
         raise NotFound("the last run of this flow was restored from a checkpoint that is gone, and completed none of its "
                        "own", flow=name, path=origin.url,

@@ -200,7 +200,10 @@ class _LocalUpload:
 
     def __init__(self, final: Path, temporary: Path) -> None:
         self.final, self.temporary = final, temporary
-        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(final.parent)) from error
         self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def put(self, number: int, offset: int, data: bytes | memoryview) -> None:

@@ -102,6 +102,9 @@ def translated(error: BaseException, *, path: str, what: str, scrub: Callable[[s
     if isinstance(error, HoldfastError):
         return error
     text = scrub(f"{type(error).__name__}: {error}")
+    if isinstance(error, NotADirectoryError) and what in ("write", "create"):
+        return InvalidRequest("a file stands where a folder has to be", path=path,
+                              hint="name another folder, or move the file away")
     if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
         return NotFound("there is no such file in the store", path=path)
     if isinstance(error, FileExistsError):

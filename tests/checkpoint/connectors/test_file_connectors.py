@@ -70,6 +70,13 @@ def test_blank_lines_and_a_last_line_without_an_end_are_no_trouble(tmp_path):
     assert read_all(FileSource(tmp_path / "a.jsonl")) == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_record(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n', encoding="utf-8-sig")
+    (tmp_path / "b.csv").write_text("n\n3\n", encoding="utf-8-sig")
+    assert read_all(FileSource(tmp_path / "a.jsonl")) == [{"n": 1}, {"n": 2}]
+    assert read_all(FileSource(tmp_path / "b.csv")) == [{"n": "3"}]
+
+
 def test_a_line_that_is_no_json_is_named_with_its_place(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": \n')
     with pytest.raises(CorruptData, match=r"a\.jsonl.*position=9"):
@@ -170,6 +177,24 @@ def test_the_sink_writes_every_format(tmp_path, form):
         assert list(csv.DictReader(path.read_text().splitlines())) == [{"user": "ann", "n": "1"}, {"user": "bob", "n": "2"}]
     else:
         assert pq.read_table(path).to_pylist() == [{"user": "ann", "n": 1}, {"user": "bob", "n": 2}]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_record_with_more_fields_than_the_first_is_refused_and_not_cut(tmp_path, form):
+    flow = Dataflow("write")
+    flow.source(CollectionSource([{"a": 1, "b": 2}, {"a": 3}, {"a": 4, "c": 5}]), uid="s") \
+        .sink(FileSink(tmp_path, format=form), uid="out")
+    with pytest.raises(InvalidRequest, match=r"other fields than the first.*'c'"):
+        run(flow)
+
+
+def test_a_field_that_a_record_lacks_is_null_in_parquet(tmp_path):
+    flow = Dataflow("write")
+    flow.source(CollectionSource([{"a": 1, "b": 2}, {"a": 3}]), uid="s") \
+        .sink(FileSink(tmp_path, format="parquet"), uid="out")
+    run(flow)
+    (path,) = tmp_path.iterdir()
+    assert pq.read_table(path).to_pylist() == [{"a": 1, "b": 2}, {"a": 3, "b": None}]
 
 
 def test_what_is_not_committed_is_hidden_and_goes_after_the_next_checkpoint(tmp_path):

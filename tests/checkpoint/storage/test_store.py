@@ -242,6 +242,14 @@ def test_a_closed_store_says_so(store_url: str) -> None:
         store.read("x")
 
 
+@pytest.mark.parametrize("root", ["taken", "taken/below"])
+def test_a_file_in_the_place_of_a_folder_is_told_as_that(root: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with FileStore.at(str(tmp_path / root)) as store, pytest.raises(InvalidRequest, match="stands where a folder has to be"):
+        store.write("name", b"data")
+    assert (tmp_path / "taken").read_text() == "a file"
+
+
 def test_a_store_without_conditional_create_is_refused_unless_told(tmp_path: Path) -> None:
     with FileStore.at(f"dir::file://{tmp_path}") as store:
         assert not store.fenced

@@ -108,6 +108,9 @@ class KeyedBackend(ABC):
     @abstractmethod
     def current_key(self) -> Any: ...
 
+    def unset_current_key(self) -> None:
+        """From now on there is no current key, and per-record calls are refused. A backend may leave the last one."""
+
     @property
     @abstractmethod
     def timers(self) -> TimerService:

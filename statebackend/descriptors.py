@@ -7,6 +7,8 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 from statebackend.errors import InvalidRequest
@@ -112,7 +114,8 @@ class MapStateDescriptor(StateDescriptor):
 class ReducingStateDescriptor(StateDescriptor):
     """One value per key and namespace, folded by `reduce(old, new)`.
 
-    `reduce` is a function of two values or one of "sum", "min", "max" ("count" counts the values added).
+    `reduce` is a function of two values or one of "sum", "min", "max" ("count" counts the values added). It may also
+    come before the type, as in Flink.
     """
 
     kind = StateKind.REDUCING
@@ -120,10 +123,14 @@ class ReducingStateDescriptor(StateDescriptor):
 
     def __init__(self, name: str, value_type: Any, reduce: Callable[[Any, Any], Any] | str, *,
                  default: Any = None, ttl: TtlConfig | None = None) -> None:
+        if _is_function(value_type):
+            value_type, reduce = reduce, value_type
         super().__init__(name, value_type, default=default, ttl=ttl)
         self.built_in = _built_in_name(reduce)
         if self.built_in == "avg":
             raise InvalidRequest("an average is no reduction; use AggregatingStateDescriptor", state=name)
+        if self.built_in == "count":
+            _require_number(name, "a count", self.value_type)
         if self.built_in is None and not callable(reduce):
             raise InvalidRequest(f"{reduce!r} is no reduce function", state=name,
                                  hint=f"pass a function of two values or one of {', '.join(BUILT_IN_FUNCTIONS[:4])}")
@@ -135,6 +142,7 @@ class AggregatingStateDescriptor(StateDescriptor):
 
     With an `AggregateFunction`, `accumulator_type` is the type of the accumulator, which is what is stored. With a
     built-in name ("sum", "count", "min", "max", "avg") it is the type of the inputs, and the accumulator follows.
+    The function may also come before the type, as in Flink.
     """
 
     kind = StateKind.AGGREGATING
@@ -142,10 +150,14 @@ class AggregatingStateDescriptor(StateDescriptor):
 
     def __init__(self, name: str, accumulator_type: Any, function: AggregateFunction[Any, Any, Any] | str, *,
                  ttl: TtlConfig | None = None) -> None:
+        if _is_function(accumulator_type):
+            accumulator_type, function = function, accumulator_type
         self.built_in = _built_in_name(function)
         self.input_type: StateType | None = None
         if self.built_in is not None:
             self.input_type = state_type(accumulator_type)
+            if self.built_in == "avg":
+                _require_number(name, "an average", self.input_type)
             self.function = built_in_aggregate(self.built_in)
             accumulator_type = _accumulator_type(self.built_in, accumulator_type)
         elif isinstance(function, AggregateFunction):
@@ -154,6 +166,19 @@ class AggregatingStateDescriptor(StateDescriptor):
             raise InvalidRequest(f"{function!r} is no aggregate function", state=name,
                                  hint=f"pass an AggregateFunction or one of {', '.join(BUILT_IN_FUNCTIONS)}")
         super().__init__(name, accumulator_type, ttl=ttl)
+
+
+def _is_function(given: Any) -> bool:
+    """Whether this says how to fold, and is no type."""
+    return isinstance(given, (str, AggregateFunction, FunctionType, BuiltinFunctionType, MethodType, partial))
+
+
+def _require_number(name: str, what: str, kind: StateType) -> None:
+    try:
+        kind.check(1)
+    except InvalidRequest:
+        raise InvalidRequest(f"{what} is of numbers", state=name, expected="int or float", found=str(kind),
+                             hint="fold other types with a function of your own") from None
 
 
 def _built_in_name(function: Any) -> str | None:

@@ -72,7 +72,7 @@ class LazyGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except HoldfastError as error:
-            _fail(error, str(error), error.exit_code)
+            _fail(error, "; ".join([str(error), *getattr(error, "__notes__", ())]), error.exit_code)
         except KeyboardInterrupt as error:
             _fail(error, "interrupted", 130)
         except BrokenPipeError:

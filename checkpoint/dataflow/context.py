@@ -185,6 +185,7 @@ class KeyedBroadcastWriteContext(_WritesBroadcast):
         for key in list(state.stream_keys()):
             self._keyed.set_current_key(key)
             function(key, state)
+        self._keyed.unset_current_key()
 
 
 class CheckpointContext(SnapshotContext):

@@ -15,7 +15,7 @@ from checkpoint.dataflow.context import (
 )
 from checkpoint.dataflow.graph import Node
 from checkpoint.dataflow.keys import KeySelector
-from checkpoint.dataflow.operators import Environment, FunctionOperator, Stamps, earliest, noted
+from checkpoint.dataflow.operators import Environment, FunctionOperator, Stamps, earliest, giving_records, noted
 from checkpoint.runtime.contracts import OperatorRestore
 from statebackend.backend import KeyedBackend
 from statebackend.errors import InvalidRequest
@@ -38,6 +38,7 @@ class KeyedOperator(FunctionOperator):
         if node.key is None:
             raise InvalidRequest("a keyed operator needs a key", operator=node.uid)
         self.selector = KeySelector(node.key)
+        self.timer_call = giving_records(self.function.on_timer)
 
     def open(self, restore: OperatorRestore, source: SnapshotSource | None, checkpoint_id: int | None) -> None:
         super().open(restore, source, checkpoint_id)
@@ -62,7 +63,7 @@ class KeyedOperator(FunctionOperator):
         """The hot loop: nothing here but what every record needs."""
         assert self._keyed is not None
         self.records_in += len(values)
-        ctx, set_key, process = self._ctx, self._keyed.set_current_key, self.function.process
+        ctx, set_key, process = self._ctx, self._keyed.set_current_key, self.call
         keys = self.selector.many(values)
         out: list[Any] = []
         extend = out.extend
@@ -81,13 +82,14 @@ class KeyedOperator(FunctionOperator):
             self.emit(out, None)
         else:
             self._process_stamped(keys, values, timestamps, out)
+        self._keyed.unset_current_key()  # what runs between records must not write to the key of the last one
         if self.side.values:
             self.emit_side(self.side)
 
     def _process_stamped(self, keys: list[Any], values: list[Any], timestamps: list[int | None],
                          out: list[Any]) -> None:
         assert self._keyed is not None
-        ctx, set_key, process, extend = self._ctx, self._keyed.set_current_key, self.function.process, out.extend
+        ctx, set_key, process, extend = self._ctx, self._keyed.set_current_key, self.call, out.extend
         stamps: list[int | None] = []
         try:
             for key, value, stamp in zip(keys, values, timestamps):
@@ -157,7 +159,7 @@ class KeyedOperator(FunctionOperator):
             self._keyed.set_current_key(timer.key)
             ctx.key, ctx.timestamp = timer.key, timer.timestamp
             try:
-                result = self.function.on_timer(timer.timestamp, ctx)
+                result = self.timer_call(timer.timestamp, ctx)
                 if result is not None:
                     out.extend(result)
                     stamps.extend([timer.timestamp] * (len(out) - len(stamps)))
@@ -167,6 +169,7 @@ class KeyedOperator(FunctionOperator):
                 self._put_back(domain, due[index + 1:])
                 break
         ctx.time_domain = None
+        self._keyed.unset_current_key()
         self.emit(out, stamps)
         self.emit_side(self.side)
 
@@ -186,6 +189,10 @@ class KeyedProcessOperator(KeyedOperator):
 class KeyedBroadcastOperator(KeyedOperator):
     """Runs a KeyedBroadcastProcessFunction: logical input 0 is keyed, 1 is the broadcast side."""
 
+    def __init__(self, node: Node, environment: Environment) -> None:
+        super().__init__(node, environment)
+        self.broadcast_call = giving_records(self.function.process_broadcast)
+
     def context(self, keyed: KeyedBackend) -> KeyedContext:
         self._broadcast_ctx = KeyedBroadcastWriteContext(self.place, self._timers, self.store, self.side, keyed)
         return KeyedBroadcastReadContext(self.place, self._timers, self.store, self.side, keyed)
@@ -196,11 +203,15 @@ class KeyedBroadcastOperator(KeyedOperator):
             return
         self.records_in += len(values)
         self._broadcast_ctx.timestamp = None
-        self.run_batch(self.function.process_broadcast, self._broadcast_ctx, values, timestamps)
+        self.run_batch(self.broadcast_call, self._broadcast_ctx, values, timestamps)
 
 
 class BroadcastOperator(FunctionOperator):
     """Runs a BroadcastProcessFunction: logical input 0 is the main stream, 1 is the broadcast side."""
+
+    def __init__(self, node: Node, environment: Environment) -> None:
+        super().__init__(node, environment)
+        self.broadcast_call = giving_records(self.function.process_broadcast)
 
     def open(self, restore: OperatorRestore, source: SnapshotSource | None, checkpoint_id: int | None) -> None:
         super().open(restore, source, checkpoint_id)
@@ -214,8 +225,7 @@ class BroadcastOperator(FunctionOperator):
 
     def process_input(self, logical_input: int, values: list[Any], timestamps: Stamps) -> None:
         self.records_in += len(values)
-        call, ctx = (self.function.process, self._read) if logical_input == MAIN else \
-            (self.function.process_broadcast, self._write)
+        call, ctx = (self.call, self._read) if logical_input == MAIN else (self.broadcast_call, self._write)
         ctx.timestamp = None
         self.run_batch(call, ctx, values, timestamps)
 

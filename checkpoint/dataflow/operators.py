@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import compress
@@ -201,6 +202,7 @@ class FunctionOperator(Operator):
     def __init__(self, node: Node, environment: Environment) -> None:
         super().__init__(node, environment)
         self.function = own_copy(node)
+        self.call = giving_records(self.function.process)
         self.side = SideOutputs()
         self.opened = False
 
@@ -259,7 +261,7 @@ class ProcessOperator(FunctionOperator):
     def process(self, values: list[Any], timestamps: Stamps) -> None:
         self.records_in += len(values)
         self._ctx.timestamp = None
-        self.run_batch(self.function.process, self._ctx, values, timestamps)
+        self.run_batch(self.call, self._ctx, values, timestamps)
 
     def watermark(self, watermark: int) -> None:
         self._clocks.watermark = watermark
@@ -375,6 +377,22 @@ class SinkOperator(Operator):
     def close(self) -> None:
         if self._opened:
             self._writer.close()
+
+
+def giving_records(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's function as the loops call it: one record that is returned bare is told, and not taken apart."""
+    if inspect.isgeneratorfunction(function):
+        return function
+
+    def call(*arguments: Any) -> Any:
+        result = function(*arguments)
+        if result is None or type(result) is list:
+            return result
+        if isinstance(result, (dict, str, bytes)) or hasattr(result, "_fields"):
+            raise InvalidRequest(f"{function.__name__} gave a single record, where an iterable of records is meant",
+                                 found=type(result).__name__, hint="yield it, or return [record]")
+        return result
+    return call
 
 
 def own_copy(node: Node) -> Any:

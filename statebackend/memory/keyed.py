@@ -128,6 +128,9 @@ class MemoryKeyed(KeyedBackend):
     def current_key(self) -> Any:
         return None if self.key is NO_KEY else self.form.give(self.key)
 
+    def unset_current_key(self) -> None:
+        self.key = NO_KEY
+
     def shown_key(self) -> Any:
         """The current key for an error message."""
         return self.current_key

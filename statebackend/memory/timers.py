@@ -95,7 +95,7 @@ class MemoryTimers(TimerService):
 
     def table(self, domain: TimeDomain) -> TimerTable:
         found = self.tables.get(domain)
-        if found is None:
+        if found is None or self._keyed.closed:
             self._keyed.require_open()
             name = TIMER_STATES[domain]
             found = self.tables[domain] = TimerTable(name, self._keyed.take_id(name))

@@ -78,6 +78,10 @@ class KeyContext:
         self._check(key)
         self._token = key if type(key) is self._exact else self.encode(key)
 
+    def unset_key(self) -> None:
+        if self._token is not CLOSED_KEY:
+            self._token = NO_KEY
+
     def key_setter(self) -> Callable[[Any], None]:
         """`set_key` in the form that is fastest for the key type."""
         if not isinstance(self.key_type, IntType) or self._exact is not int:

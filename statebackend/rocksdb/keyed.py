@@ -103,6 +103,9 @@ class RocksDBKeyed(KeyedBackend):
     def current_key(self) -> Any:
         return self._context.key
 
+    def unset_current_key(self) -> None:
+        self._context.unset_key()
+
     @property
     def watermark(self) -> int:
         return self._context.watermark

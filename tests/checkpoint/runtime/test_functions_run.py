@@ -207,6 +207,66 @@ class Totals(KeyedBroadcastProcessFunction):
         return found
 
 
+class Forbidden(Totals, CheckpointedFunction):
+    """Reaches for keyed state where there is no key: on the broadcast side, and when a snapshot is taken."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def process_broadcast(self, record, ctx):
+        if self.place == "broadcast":
+            self.total.update(100)
+
+    def initialize_state(self, ctx):
+        pass
+
+    def snapshot_state(self, ctx):
+        if self.place == "snapshot":
+            self.total.update(100)
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+@pytest.mark.parametrize("place", ["broadcast", "snapshot"])
+def test_the_key_of_the_last_record_is_out_of_reach_between_records(place, backend, tmp_path):
+    flow, sink = Dataflow("stale"), CollectSink()
+
+    def ask(number):
+        for _ in range(100):
+            assert Totals.counted.acquire(timeout=30)
+        return "now"
+
+    questions = flow.source(GeneratorSource(ask, count=1), uid="questions")
+    numbers = flow.source(CollectionSource([number % 5 for number in range(100)]), uid="numbers")
+    numbers.key_by(lambda number: number, key_type=int).connect(questions.broadcast()) \
+        .process(Forbidden(place), uid="totals").sink(sink, uid="out")
+    with pytest.raises(InvalidRequest, match="no current key"):
+        run(flow, checkpoint_dir=str(tmp_path), backend=backend, restart="none")
+
+
+@pytest.mark.parametrize("record", [{"user": "ann"}, "ann", b"ann"])
+def test_a_record_that_is_returned_bare_is_told_and_not_taken_apart(record):
+    class Returns(ProcessFunction):
+        def process(self, value, ctx):
+            return record
+
+    class ReturnsKeyed(KeyedProcessFunction):
+        def process(self, value, ctx):
+            ctx.timers.register_event_time_timer(value)
+
+        def on_timer(self, timestamp, ctx):
+            return record
+
+    flow = Dataflow("bare")
+    flow.source(CollectionSource([1]), uid="s").process(Returns(), uid="p").sink(CollectSink(), uid="out")
+    with pytest.raises(InvalidRequest, match=r"process gave a single record.*yield it, or return \[record\]"):
+        run(flow)
+    flow = Dataflow("bare")
+    flow.source(CollectionSource([1]), uid="s").key_by(lambda n: n, key_type=int).process(ReturnsKeyed(), uid="p") \
+        .sink(CollectSink(), uid="out")
+    with pytest.raises(InvalidRequest, match="on_timer gave a single record"):
+        run(flow)
+
+
 def test_the_broadcast_side_reaches_the_state_of_every_key():
     flow, sink = Dataflow("apply"), CollectSink()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from statebackend import (
+    AggregatingStateDescriptor,
     Closed,
     Conflict,
     IncompatibleState,
@@ -39,6 +42,55 @@ def test_calls_without_a_current_key_are_refused(stage: Any) -> None:
             call()
     assert keyed.current_key is None
     assert sum(keyed.entry_counts().values()) == 0
+
+
+@pytest.mark.parametrize(("key_type", "keys"), [
+    (int, pa.array([1, 2])), (str, pa.array(["a", "b"])), (tuple[int, str], pa.array([{"f0": 1, "f1": "a"}]))])
+@pytest.mark.parametrize("batched", [False, True])
+def test_there_is_no_current_key_after_it_was_unset(stage: Any, key_type: Any, keys: pa.Array, batched: bool) -> None:
+    keyed = stage.keyed(key_type)
+    value, total = keyed.state(ValueStateDescriptor("v", int)), keyed.state(ReducingStateDescriptor("r", int, "sum"))
+    first = keyed.key_type.from_arrow(keys)[0]
+    if batched:
+        value.update_many(keys, pa.array([7] * len(keys)))
+        total.add_many(keys, pa.array([7] * len(keys)))
+    keyed.set_current_key(first)
+    value.update(7)
+    keyed.unset_current_key()
+    assert keyed.current_key is None
+    for call in (value.value, lambda: value.update(1), value.clear, lambda: total.add(1), total.get,
+                 lambda: keyed.timers.register(TimeDomain.EVENT, 5)):
+        with pytest.raises(InvalidRequest, match="current key"):
+            call()
+    assert value.value_many(keys[:1]).to_pylist() == [7]
+    keyed.set_current_key(first)
+    assert value.value() == 7
+    keyed.close()
+    keyed.unset_current_key()
+    for call in (value.value, lambda: keyed.set_current_key(first)):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_the_function_of_a_fold_may_come_before_its_type(stage: Any) -> None:
+    keyed = stage.keyed(int)
+    keyed.set_current_key(1)
+    for name, function in (("named", "sum"), ("operator", operator.add), ("lambda", lambda a, b: a + b)):
+        total = keyed.state(ReducingStateDescriptor(name, function, int))
+        total.add(1)
+        total.add(2)
+        assert total.get() == 3
+    mean = keyed.state(AggregatingStateDescriptor("mean", "avg", float))
+    mean.add_many(pa.array([1, 1]), pa.array([1.0, 2.0]))
+    assert mean.get() == 1.5
+
+
+@pytest.mark.parametrize("make", [
+    lambda: AggregatingStateDescriptor("a", str, "avg"), lambda: AggregatingStateDescriptor("a", Decimal, "avg"),
+    lambda: ReducingStateDescriptor("a", str, "count")])
+def test_a_fold_of_numbers_over_something_else_is_refused_when_it_is_declared(make: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"of numbers.*state='a'"):
+        make()
 
 
 @pytest.mark.parametrize(("key_type", "wrong"), [

@@ -119,13 +119,16 @@ def _follow(handle: JobHandle) -> None:
 
 
 def _stop(handle: JobHandle) -> None:
-    note("\nstopping with a last checkpoint (once more to end at once)")
+    if handle.root is None:
+        note("\nstopping; without --checkpoint-dir nothing of this run's state is kept")
+    else:
+        note("\nstopping with a last checkpoint (once more to end at once)")
     try:
         path = handle.stop_with_checkpoint(timeout=600)
     except HoldfastError as error:
         warn(f"the last checkpoint could not be taken: {error}")
     else:
-        note(f"stopped; go on with --restore latest (from {path})")
+        note("stopped" if handle.root is None else f"stopped; go on with --restore latest (from {path})")
 
 
 def _show_progress(handle: JobHandle) -> None:

@@ -35,7 +35,10 @@ DEFAULT_INTERVAL = "10s"
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended. `checkpoint` is where to restore from: the last completed checkpoint, or the stop savepoint."""
+    """How a job ended. `checkpoint` is where to restore from: the last completed checkpoint, or the stop savepoint.
+
+    None where there is nothing to restore from, as after a run without a checkpoint folder.
+    """
 
     job_id: str
     state: str
@@ -134,6 +137,8 @@ class JobHandle:
 
     def result(self) -> JobResult:
         latest = self._supervisor.coordinator.latest
+        if latest is not None and self.root is None and latest.options.location is None:
+            latest = None  # it goes with the run
         return JobResult(self.job_id, self.state.value, latest.path if latest is not None else None,
                          latest.checkpoint_id if latest is not None else None, self._supervisor.restarts,
                          (self._ended or time.monotonic()) - self._started, self.records(),

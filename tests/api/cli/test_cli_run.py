@@ -102,6 +102,29 @@ def test_ctrl_c_takes_a_last_checkpoint_and_the_next_run_goes_on(folder):
     assert counts(folder) == expected(2000)
 
 
+def test_ctrl_c_without_a_checkpoint_folder_promises_nothing(folder):
+    (folder / "job.py").write_text(JOB.replace('FileSource("clicks/*.jsonl")',
+                                               'GeneratorSource(lambda n: {"user": f"u{n % 5}"}, rate=200)'))
+    process = holdfast(folder, "job.py:flow", "--checkpoint-interval", "200ms", "-o", "json")
+    deadline = time.monotonic() + 30
+    while not counts(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert json.loads(out)["checkpoint"] is None
+    assert "--restore latest" not in err
+    assert "without --checkpoint-dir nothing of this run's state is kept" in err
+
+
+def test_an_error_of_ours_in_a_function_tells_the_operator_and_the_record(folder):
+    (folder / "job.py").write_text(JOB.replace("self.count.value() + 1", 'click["user"]'))
+    code, _, err = finish(holdfast(folder, "job.py:flow", "--checkpoint-dir", "chk"))
+    assert code == 2
+    assert "in operator 'count', subtask" in err
+    assert "at the record" in err
+
+
 @pytest.mark.parametrize(("arguments", "code", "words"), [
     (["nowhere.py:flow"], 4, "nowhere.py"),
     (["job.py:other"], 4, "it has the flows: flow"),

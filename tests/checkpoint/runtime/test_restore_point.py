@@ -121,6 +121,13 @@ def test_a_checkpoint_that_is_gone_is_named_and_nothing_starts_fresh(tmp_path):
     assert resolve_restore(str(tmp_path / "after"), "another", "latest") is None
 
 
+def test_a_run_without_a_checkpoint_folder_leaves_nothing_to_restore_from(tmp_path):
+    assert run(flow_of(CollectSink(), count=10), settings=CheckpointSettings(interval="10ms")).checkpoint is None
+    handle = start(flow_of(CollectSink(), count=None, rate=1_000))
+    savepoint = handle.stop_with_savepoint(str(tmp_path), timeout=60)
+    assert handle.wait(60).checkpoint == savepoint
+
+
 def test_a_job_that_has_run_had_started():
     handle = start(flow_of(CollectSink(), count=10))
     handle.wait(60)

@@ -204,5 +204,9 @@ class _LocalWriter:
         return StateFile(self._final.name, self._size, self._digest.hexdigest(), self._shared)
 
     def abort(self) -> None:
-        self._stream.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            self._stream.close()  # writes what is buffered, which fails once more on a full disk
+        except OSError:
+            pass
+        finally:
+            self._temporary.unlink(missing_ok=True)

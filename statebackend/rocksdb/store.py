@@ -14,6 +14,7 @@ The write-ahead log is off: a checkpoint is what makes state durable.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 import weakref
@@ -26,6 +27,8 @@ import rocksdict
 
 from statebackend.errors import Closed, Conflict, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from statebackend.rocksdb.options import DEFAULT_MEMORY_LIMIT
+
+log = logging.getLogger(__name__)
 
 WRITE_CHUNK = 1000
 READ_CHUNK = 2000
@@ -279,7 +282,10 @@ class Store:
         self._refuse(_refuse_closed(self.path))
         for scan in list(self._scans):
             scan.close()
-        database.close()
+        try:
+            database.close()
+        except Exception as error:  # a full disk, say: what is not in a snapshot by now is given up with the folder anyway
+            log.warning("%s", translated(error, self.path))
 
     def _leave_to_parent(self) -> None:
         """In a forked child: never touch the parent's database, not even to destroy it (that would hang)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ def test_an_inline_file_is_verified() -> None:
                 StateFile("a", 2, good.checksum)):
         with pytest.raises(CorruptData):
             bad.inline_verified()
+
+
+def test_a_writer_given_up_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    writer = LocalFiles(tmp_path / "store").create("part", shared=True)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), writer._stream.fileno())  # type: ignore[attr-defined]
+    writer.write(b"buffered until the file is closed")
+    writer.abort()
+    assert not list((tmp_path / "store").iterdir())
 
 
 def test_what_is_written_is_read_and_fetched(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from statebackend import Closed, Conflict, CorruptData, InvalidRequest, NotFound
+from statebackend import Closed, Conflict, CorruptData, InvalidRequest, NotFound, create_backend
 from statebackend.rocksdb.store import Store, shared_memory, write_table
 
 
@@ -46,6 +47,20 @@ def test_close_releases_the_folder_even_with_open_scans(tmp_path: Path) -> None:
     again.close()
     with pytest.raises(Closed):
         scan.take(1)
+
+
+def test_a_close_that_fails_is_told_and_releases_everything(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a full disk, where RocksDB can't write its last buffers."""
+    backend = create_backend("rocksdb", directory=str(tmp_path / "db"))
+    keyed = backend.keyed(uid="count", key_type=int)
+    database = Mock(wraps=keyed._engine.parts.only._database)  # type: ignore[attr-defined]
+    database.close.side_effect = Exception("IO error: No space left on device: While appending to file")
+    keyed._engine.parts.only._database = database  # type: ignore[attr-defined]
+    backend.close()
+    assert "No space left" in caplog.text
+    assert [path.name for path in (tmp_path / "db").iterdir() if path.is_dir()] == []
+    create_backend("rocksdb", directory=str(tmp_path / "db")).close()
 
 
 def test_use_after_close_is_refused(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ class FileReader(ABC):
     """Reads one file from a position. `position` is where the next record is: bytes for JSON lines, else records."""
 
     path: str
+    is_short = False
+    """Whether the file ended before the position was reached: it is not the file that was read up to there."""
 
     @abstractmethod
     def read(self, limit: int) -> list[Any]:
@@ -66,6 +68,7 @@ class JsonLinesReader(FileReader):
         self._growing = growing
         self._decoder = msgspec.json.Decoder(record_type) if record_type is not None else msgspec.json.Decoder()
         self._stream = open_for_reading(path)
+        self.is_short = self._stream.seek(0, io.SEEK_END) < position
         self._stream.seek(position)
         self._base = position
         self._values: list[Any] = []
@@ -127,8 +130,7 @@ class RowReader(FileReader):
     def __init__(self, path: str, rows: Iterator[dict[str, Any]], position: int, record_type: Any) -> None:
         self.path, self._rows, self._record_type = path, rows, record_type
         self._position = position
-        for _ in islice(rows, position):
-            pass
+        self.is_short = sum(1 for _ in islice(rows, position)) < position
 
     @property
     def position(self) -> int:

@@ -17,7 +17,7 @@ from checkpoint.dataflow.functions import OpenContext, ProcessContext
 from checkpoint.runtime.contracts import SourceStatus
 from statebackend.descriptors import ListStateDescriptor
 from statebackend.durations import duration_ms
-from statebackend.errors import InvalidRequest
+from statebackend.errors import CorruptData, InvalidRequest
 
 log = logging.getLogger("holdfast.connectors")
 _STATE = ListStateDescriptor("files", tuple[str, int, bool])
@@ -68,10 +68,12 @@ class _FilesReader(SourceReader):
         self._known = set(known)
         self._positions = {path: restored.get(path, (0, False))[0]
                            for index, path in enumerate(known) if index % ctx.parallelism == ctx.subtask_index}
+        self._ended = {path for path, (_, done) in restored.items() if done}
         gone = set(restored) - set(listed)
         self._queue = [path for path in self._positions if path not in gone or not restored[path][1]]
         self._done = set(self._positions) - set(self._queue)
         self._reader: FileReader | None = None
+        self._told: set[str] = set()
         self._clock = ctx.timer_service().current_processing_time if isinstance(ctx, ProcessContext) else None
         self._looked_at = self._clock() if self._clock is not None else 0
 
@@ -105,13 +107,26 @@ class _FilesReader(SourceReader):
         path = self._queue.pop(0)
         self._reader = open_reader(path, self._positions[path], self._source.format, self._source.record_type,
                                    growing=self._source.watch_ms is not None)
+        if self._reader.is_short:
+            self._tell_short(path)
         return True
+
+    def _tell_short(self, path: str) -> None:
+        """A file that was read to its end may be emptied by whoever owns it; of another one, records are missing."""
+        if path not in self._ended:
+            raise CorruptData("a file is shorter than what was read of it", path=path, position=self._positions[path],
+                              hint="put the file back as it was, or give the new records a file of their own")
+        if path not in self._told:
+            self._told.add(path)
+            log.warning("%s is shorter than what was read of it (up to %d): it was cut or replaced, and what it holds "
+                        "before that position is not read; give new records a file of their own", path, self._positions[path])
 
     def _leave(self) -> None:
         assert self._reader is not None
         path = self._reader.path
         self._positions[path] = self._reader.position
         self._done.add(path)
+        self._ended.add(path)
         self._reader.close()
         self._reader = None
 

@@ -137,6 +137,34 @@ def test_a_restored_source_goes_on_in_the_middle_of_a_file_and_reads_what_has_co
     assert sorted(record["n"] for record in committed(tmp_path / "out")) == list(range(31_000))
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_file_that_was_cut_after_it_was_read_is_told(tmp_path, suffix, caplog):
+    path = tmp_path / f"a.{suffix}"
+    path.write_text("n\n1\n2\n3\n" if suffix == "csv" else "1\n2\n3\n")
+    where = {"checkpoint_dir": str(tmp_path / "chk")}
+    sink = CollectSink()
+    run(copy_flow(FileSource(path), sink), **where)
+    path.write_text("n\n4\n" if suffix == "csv" else "4\n")
+    run(copy_flow(FileSource(path), sink), restore="latest", **where)
+    assert len(sink.results) == 3
+    assert f"a.{suffix} is shorter than what was read of it" in caplog.text
+
+
+def test_a_file_that_was_cut_before_it_was_read_to_its_end_is_an_error(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"n": {n}}}\n' for n in range(200_000)))
+    flow = Dataflow("copy")
+    flow.source(FileSource(path), uid="files").filter(lambda record: time.sleep(0.0002) is None) \
+        .sink(CollectSink(), uid="out")
+    handle = start(flow, checkpoint_dir=str(tmp_path / "chk"), settings=CheckpointSettings())
+    while not handle.records().get("out", {}).get("records_in"):
+        time.sleep(0.01)
+    handle.stop_with_checkpoint(timeout=60)
+    path.write_text("")
+    with pytest.raises(CorruptData, match=r"shorter than what was read of it.*a\.jsonl.*position="):
+        run(copy_flow(FileSource(path), CollectSink()), checkpoint_dir=str(tmp_path / "chk"), restore="latest")
+
+
 def test_a_watching_source_finds_new_files_and_new_lines(tmp_path):
     lines(tmp_path / "in/a.jsonl", [{"n": 0}])
     sink = CollectSink()

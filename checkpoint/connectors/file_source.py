@@ -119,7 +119,8 @@ class _FilesReader(SourceReader):
         if path not in self._told:
             self._told.add(path)
             log.warning("%s is shorter than what was read of it (up to %d): it was cut or replaced, and what it holds "
-                        "before that position is not read; give new records a file of their own", path, self._positions[path])
+                        "before that position is not read; give new records a file of their own",
+                        path, self._positions[path])
 
     def _leave(self) -> None:
         assert self._reader is not None

@@ -17,6 +17,7 @@ from statebackend.codecs.scalars import FloatType, IntType
 from statebackend.codecs.special import DecimalType, EnumType
 from statebackend.codecs.temporal import DatetimeType, TimedeltaType
 from statebackend.codecs.text import BytesType
+from statebackend.errors import IncompatibleState, InvalidRequest
 from statebackend.types import state_type_from_json
 
 Convert = Callable[[Any], Any]
@@ -91,11 +92,14 @@ def _scalar_change(old: StateType, new: StateType, where: str) -> TypeChange:
 
 
 def _widens(old: StateType, new: StateType) -> bool:
-    """Whether every value of `old` is exactly a value of `new`."""
+    """Whether every value of `old` is exactly a value of `new`; of wide ints and floats, whether all usual ones are.
+
+    A migration from int to float looks at each number, and refuses one beyond 2^53 that no float holds.
+    """
     if isinstance(old, IntType) and isinstance(new, IntType):
         return new.minimum <= old.minimum and old.maximum <= new.maximum
     if isinstance(old, IntType) and isinstance(new, FloatType):
-        return old.bits <= (32 if new.bits == 64 else 16)
+        return new.bits == 64 or old.bits <= 16
     if isinstance(old, FloatType) and isinstance(new, FloatType):
         return old.bits <= new.bits
     if isinstance(old, DecimalType) and isinstance(new, DecimalType):
@@ -149,9 +153,16 @@ def column_migrator(old: StateType, new: StateType) -> Callable[[pa.BinaryArray]
     if convert is None:
         return None
     plain_old, plain_new = _plain(old), _plain(new)
-    if not any(isinstance(_inner(kind), WireType) for kind in (plain_old, plain_new)):
-        return lambda column: _null_as(column, plain_new.encode_array(plain_old.decode_array(column)))
-    return lambda column: pa.array([None if v is None else convert(v) for v in column.to_pylist()], pa.binary())
+
+    def one_by_one(column: pa.BinaryArray) -> pa.BinaryArray:
+        return pa.array([None if value is None else convert(value) for value in column.to_pylist()], pa.binary())
+
+    def at_once(column: pa.BinaryArray) -> pa.BinaryArray:
+        try:
+            return _null_as(column, plain_new.encode_array(plain_old.decode_array(column)))
+        except (pa.ArrowInvalid, InvalidRequest):
+            return one_by_one(column)  # Arrow refuses more than it must, and names less
+    return one_by_one if any(isinstance(_inner(kind), WireType) for kind in (plain_old, plain_new)) else at_once
 
 
 def _null_as(column: pa.BinaryArray, encoded: pa.BinaryArray) -> pa.BinaryArray:
@@ -184,12 +195,20 @@ def _converter(old: StateType, new: StateType) -> Convert:
     if isinstance(old, RecordType) and isinstance(new, RecordType):
         return _record_converter(old, new)
     if isinstance(new, FloatType):
-        return float
+        return _exactly_float if isinstance(old, IntType) else float
     return Decimal if isinstance(new, DecimalType) else _same
 
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _exactly_float(value: int) -> float:
+    number = float(value)
+    if int(number) != value:
+        raise IncompatibleState("a stored number is no float: it would lose its last digits", found=value,
+                                hint="keep the type int, or change such numbers first with `holdfast savepoint edit`")
+    return number
 
 
 def _record_converter(old: RecordType, new: RecordType) -> Convert:

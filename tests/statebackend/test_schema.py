@@ -312,4 +312,4 @@ def test_parts_of_a_checkpoint_may_differ_in_a_namespace_not_seen() -> None:
     with pytest.raises(IncompatibleState, match="disagree"):
         united_schema(windowed, replace(plain, namespace_type=state_type(str)))
     with pytest.raises(IncompatibleState, match="disagree"):
-        united_schema(plain, replace(plain, value_type=state_type(float)))
+        united_schema(plain, replace(plain, value_type=state_type(str)))

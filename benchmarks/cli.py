@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from api.cli import output as cli_output
+from api.cli.output import Format, Output
 from statebackend.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure Holdfast on this machine.")
 FLOORS = Path(__file__).resolve().parent / "floors.toml"
 
 
+class Shown(StrEnum):
+    """What a run prints: a table as it goes, or its results when it is done."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 @app.command("list")
-def list_benchmarks(output: Annotated[str, typer.Option("-o", "--output", help="table or json")] = "table") -> None:
+def list_benchmarks(output: Output = None) -> None:
     """Name every benchmark with the work it states.
 
     Example: holdfast bench list
@@ -25,10 +35,8 @@ def list_benchmarks(output: Annotated[str, typer.Option("-o", "--output", help="
 
     rows = [{"name": name, "baseline": one.baseline, "unit": one.unit, "needs": list(one.needs),
              "statement": one.statement()} for name, one in sorted(all_benchmarks().items())]
-    if output == "json":
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    if cli_output.chosen(output) is not Format.TABLE:
+        cli_output.emit_rows(rows, output, name="name")
         return
     for row in rows:
         needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""  # type: ignore[arg-type]
@@ -41,7 +49,7 @@ def run(names: Annotated[list[str] | None, typer.Argument(help="Benchmarks; a na
         peers: Annotated[bool, typer.Option("--peers", help="Also those that need Spark or peers' environments")] = False,
         growth: Annotated[bool, typer.Option("--growth/--no-growth", help="Also measure how the cost grows")] = True,
         out: Annotated[Path, typer.Option("--out", help="Folder for the results and reports")] = Path("bench-out"),
-        output: Annotated[str, typer.Option("-o", "--output", help="table or json")] = "table") -> None:
+        output: Annotated[Shown, typer.Option("-o", "--output", help="table or json")] = Shown.TABLE) -> None:
     """Run benchmarks and write the results.
 
     Example: holdfast bench run 'memory-*' --quick
@@ -51,8 +59,8 @@ def run(names: Annotated[list[str] | None, typer.Argument(help="Benchmarks; a na
 
     picked = list(all_benchmarks().values()) if peers and not names else chosen(names or [])
     require_room(picked, quick=quick)
-    document = run_all(picked, quick=quick, growth=growth, out=out, show=output == "table")
-    if output == "json":
+    document = run_all(picked, quick=quick, growth=growth, out=out, show=output is Shown.TABLE)
+    if output is Shown.JSON:
         sys.stdout.write((out / "results.json").read_text())
     if not document["complete"]:
         raise typer.Exit(130)
@@ -92,7 +100,7 @@ def chart(found: Annotated[list[Path], typer.Argument(metavar="RESULTS...", help
 
 
 @app.command()
-def compare(before: Path, after: Path) -> None:
+def compare(before: Path, after: Path, output: Output = None) -> None:
     """Tell what got faster or slower between two results files, beyond noise; exit code 1 if something got slower.
 
     Example: holdfast bench compare old/ new/
@@ -100,7 +108,9 @@ def compare(before: Path, after: Path) -> None:
     from benchmarks import results
 
     rows = results.compare(results.read(before), results.read(after))
-    for row in rows:
+    if cli_output.chosen(output) is not Format.TABLE:
+        cli_output.emit_rows(rows, output, name="benchmark")
+    for row in rows if cli_output.chosen(output) is Format.TABLE else ():
         typer.echo(f"{row['verdict']:7} {row['benchmark']} {row['contender']}: {row['before']:.3g}x -> {row['after']:.3g}x "
                    f"({(row['change'] - 1) * 100:+.0f} %, noise {row['noise'] * 100:.0f} %)")
     if any(row["verdict"] == "slower" for row in rows):

@@ -83,7 +83,8 @@ def compare(left: str | os.PathLike[str] | Savepoint, right: str | os.PathLike[s
 
 def changes(left: str | os.PathLike[str] | Savepoint, right: str | os.PathLike[str] | Savepoint,
             only: set[tuple[str, str]] | None = None) -> Iterator[dict[str, Any]]:
-    """Every entry that differs: operator, state, change, the entry's key columns, and its value before and after."""
+    """Every entry that differs: operator, state, change, the entry's key columns, its value before and after, and under
+    TTL when it now expires."""
     with ExitStack() as stack:
         pair = _Pair(left, right, stack)
         for uid, state in pair.states():
@@ -295,9 +296,11 @@ def _rows(piece: _Piece, uid: str, state: str) -> Iterator[dict[str, Any]]:
         keys = _plain_columns(batch, piece.layout, piece.layout.key_columns)
         old = _values(before, piece.layout, batch.num_rows)
         new = _values(after, piece.layout, batch.num_rows)
+        expiry = {} if after is None else _plain_columns(after, piece.layout, [EXPIRES_AT])
         for row in range(batch.num_rows):
             yield {"operator": uid, "state": state, "change": change,
-                   **{name: column[row] for name, column in keys.items()}, _BEFORE: old[row], _AFTER: new[row]}
+                   **{name: column[row] for name, column in keys.items()}, _BEFORE: old[row], _AFTER: new[row],
+                   **{name: column[row] for name, column in expiry.items()}}
 
 
 def _plain_columns(batch: pa.RecordBatch, layout: StateLayout, names: list[str]) -> dict[str, list[Any]]:
@@ -329,7 +332,11 @@ def _operator_state_differences(pair: _Pair) -> list[StateDifference]:
     found = []
     for uid, state in sorted(pair.operator_states()):
         kinds = [row["change"] for row in _operator_state_rows(pair, uid, state)]
-        found.append(StateDifference(uid, state, kinds.count("added"), kinds.count("removed"), kinds.count("changed"), 0))
+        added, removed, changed = (kinds.count(change) for change in ("added", "removed", "changed"))
+        rows = _operator_rows(pair.right, uid, state)
+        there = len({json.dumps(row[MAP_KEY]) for row in rows}) if rows and MAP_KEY in rows[0] else len(rows)
+        unchanged = there - added - changed
+        found.append(StateDifference(uid, state, added, removed, changed, unchanged))
     return found
 
 

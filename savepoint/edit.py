@@ -245,4 +245,12 @@ def _differences(uid: str, touched: Touched) -> Iterator[dict[str, Any]]:
                 row[suffix_name] = plain_value(suffix, schema.map_key_type)
             kind = None if schema.kind == StateKind.TIMER else schema.value_type
             yield {**row, "before": None if old is None else plain_value(old[0], kind),
-                   "after": None if new is None else plain_value(new[0], kind)}
+                   "after": None if new is None else plain_value(new[0], kind),
+                   **({EXPIRES_AT: _moment(new[1])} if schema.ttl is not None and new is not None else {})}
+
+
+def _moment(expiry: int | None) -> str | None:
+    """A time of expiry as `read` prints it."""
+    if expiry in (None, NEVER):
+        return None
+    return str(to_plain(pa.scalar(expiry, pa.int64()).cast(pa.timestamp("ms", "UTC")).as_py()))

@@ -15,7 +15,7 @@ from savepoint.convert import Meter, Progress, convert_savepoint
 from savepoint.copying import Copier
 from savepoint.destination import Destination
 from savepoint.opened import open_savepoint
-from statebackend.errors import HoldfastError, InvalidRequest
+from statebackend.errors import HoldfastError, InvalidRequest, NotFound
 
 _DEPTH = 3
 
@@ -33,9 +33,16 @@ class Found:
     problem: str | None = None
 
 
-def list_savepoints(url: str | os.PathLike[str], *, checkpoints: bool = False, depth: int = _DEPTH) -> list[Found]:
-    """Every savepoint below a folder (and checkpoint, if asked for), oldest first; damaged ones are named as such."""
+def list_savepoints(url: str | os.PathLike[str], *, checkpoints: bool = False, depth: int = _DEPTH,
+                    missing_ok: bool = False) -> list[Found]:
+    """Every savepoint below a folder (and checkpoint, if asked for), oldest first; damaged ones are named as such.
+
+    A local folder that is not there is `NotFound` unless `missing_ok`; an object store has no folders to miss.
+    """
     with FileStore.at(os.fspath(url)) as store:
+        local = store.local_path("")
+        if local is not None and not missing_ok and not local.is_dir():
+            raise NotFound("there is no such folder", path=store.url)
         found = [item for path in _folders(store, "", depth) for item in _look(store, path)]
     wanted = [item for item in found if checkpoints or item.kind != "checkpoint"]
     return sorted(wanted, key=lambda item: (item.completed_timestamp, item.path))

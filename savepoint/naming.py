@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from typing import Any
 
 from savepoint.format import KEY, MAP_KEY, VALUE
@@ -17,7 +18,10 @@ from statebackend.types import StateType, state_type
 def split_name(savepoint: Savepoint, text: str) -> tuple[str, str]:
     """Operator and state of `operator.state`; either may hold dots, so what the savepoint has decides."""
     if "." not in text:
-        raise InvalidRequest(f"{text!r} names no state", hint="write it as OPERATOR.STATE")
+        names = sorted(savepoint.state_names())
+        near = [name for name in names if text in name.split(".")] or get_close_matches(text, names, n=3, cutoff=0.3)
+        raise InvalidRequest(f"{text!r} names no state; write it as OPERATOR.STATE",
+                             hint=f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else None)
     uids = {entry.uid for entry in savepoint.metadata.operators}
     cuts = [index for index, letter in enumerate(text) if letter == "."]
     known = [(text[:cut], text[cut + 1:]) for cut in cuts if text[:cut] in uids]

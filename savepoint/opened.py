@@ -17,7 +17,7 @@ from checkpoint.storage.opening import locate, open_checkpoint
 from savepoint.columns import StateLayout
 from savepoint.format import OPEN_FORMAT
 from savepoint.operators import operator_table, operator_types
-from savepoint.scan import keep_keys, scan_state
+from savepoint.scan import keep_keys, require_columns, scan_state
 from statebackend.backend import KeyedHandle
 from statebackend.errors import CorruptData, InvalidRequest, NotFound
 from statebackend.files import StateFile
@@ -170,6 +170,7 @@ class Savepoint:
         scan = scan_state(self, uid, schema, ranges, None if wanted is not None else columns, where, wanted)
         batches: Iterator[pa.RecordBatch] = scan.batches
         if wanted is not None:
+            require_columns(columns, scan.arrow_schema.names, state)
             batches = keep_keys(batches, self.key_type(uid), wanted, columns)
         return pa.RecordBatchReader.from_batches(_chosen(scan.arrow_schema, columns), batches)
 
@@ -285,6 +286,7 @@ class Savepoint:
                              columns: Sequence[str] | None) -> pa.RecordBatchReader:
         found = [(index, part) for index, parts in self.operator_parts(uid) for part in parts if part.name == state]
         table = operator_table(found, *operator_types(found[0][1]))
+        require_columns(columns, table.column_names, state)
         if where is not None:
             table = table.filter(where)
         return (table.select(list(columns)) if columns is not None else table).to_reader()

@@ -87,6 +87,7 @@ class PartsWriter:
         self._counts = np.zeros(groups, np.int64)
         self._sizes = np.zeros(groups, np.float64)
         self._largest = LargestKeys(self._one_row_per_key(), key_type)
+        self._keys_together = TIMESTAMP not in schema.names  # timers are sorted by time: a key's rows are apart
         self._width = fixed_row_size(schema)
         self._parts: list[dict[str, Any]] = []
         self._longest = 0
@@ -149,12 +150,13 @@ class PartsWriter:
         self._counts[low:high] += counts
         if self._width is not None:
             self._sizes[low:high] += counts * self._width
-            if self._largest.wants_more:
+            if self._keys_together and self._largest.wants_more:
                 self._largest.add(batch.column(KEY), np.full(len(groups), self._width, np.int64))
         else:
             sizes = sum((row_sizes(column) for column in batch.columns), np.zeros(len(groups), np.int64))
             self._sizes[low:high] += np.bincount(local - low, weights=sizes, minlength=high - low)
-            self._largest.add(batch.column(KEY), sizes)
+            if self._keys_together:
+                self._largest.add(batch.column(KEY), sizes)
         if "list_index" in batch.schema.names:
             self._longest = max(self._longest, int(batch.column("list_index").to_numpy().max()) + 1)
 
@@ -171,7 +173,7 @@ class _Part:
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, mode="w"), schema, compression=COMPRESSION,
             compression_level=COMPRESSION_LEVEL, use_dictionary=False, write_statistics=True,
-            column_encoding=delta_encoded(schema))
+            write_page_checksum=True, column_encoding=delta_encoded(schema))
         self._buffer: list[pa.RecordBatch] = []
         self._buffered = 0
         self._first_buffered = 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from savepoint.opened import Savepoint
@@ -24,6 +25,7 @@ from savepoint.values import from_plain
 from statebackend.descriptors import StateKind
 from statebackend.errors import InvalidRequest
 from statebackend.schema import StateSchema
+from statebackend.ttl import NEVER
 
 _FIELDS = {"op", "operator", "state", "key", "namespace", "map_key", "list_index", "timestamp", "value", "expires_at"}
 _CHANGES = {"added": "set", "changed": "set", "removed": "delete"}
@@ -123,7 +125,7 @@ def _operation(savepoint: Savepoint, raw: Mapping[str, Any]) -> Operation:
     return Operation(
         op, uid, schema, from_plain(raw["key"], savepoint.key_type(uid)), _namespace(raw, schema),
         _map_key(raw, schema), "map_key" in raw, _list_index(raw, schema), _timestamp(raw, schema, op),
-        True if timer else _value(raw, schema) if op == "set" else None, raw.get("expires_at"))
+        True if timer else _value(raw, schema) if op == "set" else None, _expires_at(raw, schema))
 
 
 def _timestamp(raw: Mapping[str, Any], schema: StateSchema, op: str) -> int | None:
@@ -136,6 +138,25 @@ def _timestamp(raw: Mapping[str, Any], schema: StateSchema, op: str) -> int | No
         return None
     if isinstance(when, bool) or not isinstance(when, int) or not -(2**63) <= when < 2**63:
         raise InvalidRequest("a timer needs a timestamp in milliseconds", state=schema.name, found=when)
+    return when
+
+
+def _expires_at(raw: Mapping[str, Any], schema: StateSchema) -> int | None:
+    """When an entry is to expire, in milliseconds; null is never, and None here that the patch does not say."""
+    if "expires_at" not in raw or (schema.ttl is None and raw["expires_at"] is None):
+        return None
+    if schema.ttl is None:
+        raise InvalidRequest("only a state with TTL has entries that expire", state=schema.name)
+    when = NEVER if raw["expires_at"] is None else raw["expires_at"]
+    if isinstance(when, str):
+        try:
+            moment = datetime.fromisoformat(when)
+            when = round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+        except ValueError:
+            pass  # refused below
+    if isinstance(when, bool) or not isinstance(when, int) or not 0 <= when <= NEVER:
+        raise InvalidRequest("expires_at is a time in ISO 8601, milliseconds since 1970, or null for never",
+                             state=schema.name, found=raw["expires_at"])
     return when
 
 

@@ -92,6 +92,8 @@ def filtered(savepoint: Savepoint, uid: str, state: str, where: str, *, keys: It
 def _tables_in(connection: Any, sql: str) -> set[tuple[str, str]]:
     """The tables that a SELECT reads; anything but one SELECT is refused."""
     tree = json.loads(connection.execute("select json_serialize_sql(?)", [sql]).fetchall()[0][0])
+    if tree.get("error_type") == "not implemented":
+        raise InvalidRequest("a query is a SELECT: it changes nothing", hint="edit and transform write a changed savepoint")
     if tree.get("error"):
         raise InvalidRequest(f"the query has an error: {tree.get('error_message', 'it can not be parsed')}",
                              hint="one SELECT over operator.state")
@@ -161,7 +163,7 @@ def _relation(opened: Savepoint, uid: str, state: str, stack: ExitStack) -> Any:
     files = [part.file for handle in opened.handles(uid) for part in parts_of(handle, state)]
     if not files:
         return layout.arrow_schema.empty_table()
-    form = ds.ParquetFileFormat()
+    form = ds.ParquetFileFormat(page_checksum_verification=True)
     if all(opened.source.store.local_path(file.path) is not None for file in files):
         places = [stack.enter_context(opened.open_file(file)) for file in files]
         return ds.dataset(places, schema=layout.arrow_schema, format=form)

@@ -124,6 +124,7 @@ def _read_part(stream: Any, part: Part, wanted: list[int], layout: StateLayout, 
     if keys is not None and len(wanted) > 1:
         wanted = [index for index in wanted if may_hold(parquet, index, layout, part.row_groups[index], keys)]
     names = list(columns) if columns is not None else layout.arrow_schema.names
+    _require_columns(parquet, part, layout)
     cut = any(part.row_groups[index][0] < key_groups.first or part.row_groups[index][1] > key_groups.last
               for index in wanted)
     read = names if not cut or KEY_GROUP in names else [KEY_GROUP, *names]
@@ -169,6 +170,16 @@ def _ruled_in(stream: Any, wanted: list[int], where: ds.Expression) -> list[int]
     return [group.id for piece in fragment.split_by_row_group(where) for group in piece.row_groups]
 
 
+def _require_columns(parquet: pq.ParquetFile, part: Part, layout: StateLayout) -> None:
+    """Refuse a file whose columns are not those of the state: its footer, which has no checksum, is damaged."""
+    found = {field.name: field.type for field in parquet.schema_arrow}
+    wanted = {field.name: field.type for field in layout.arrow_schema}
+    rows = [parquet.metadata.row_group(index).num_rows for index in range(parquet.num_row_groups)]
+    if found != wanted or rows != [row_group[2] for row_group in part.row_groups]:
+        raise CorruptData("a file of the savepoint has other columns or row groups than recorded", path=part.file.path,
+                          hint="run `holdfast savepoint verify` to see all damage")
+
+
 def _chunks(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[list[int]]:
     """Neighbouring row groups that are read at once: enough for all cores, within bounded memory."""
     chunk, size = list[int](), 0
@@ -184,10 +195,11 @@ def _chunks(parquet: pq.ParquetFile, wanted: Sequence[int]) -> Iterator[list[int
 
 
 def open_parquet(stream: Any) -> pq.ParquetFile:
-    """A Parquet file from a path (mapped) or a stream."""
+    """A Parquet file from a path (mapped) or a stream. Pages are held against their checksums as they are read."""
     import pyarrow.parquet as pq  # inspection reads no file, and should not wait for this
 
-    return pq.ParquetFile(stream, memory_map=isinstance(stream, str), pre_buffer=not isinstance(stream, str))
+    return pq.ParquetFile(stream, memory_map=isinstance(stream, str), pre_buffer=not isinstance(stream, str),
+                          page_checksum_verification=True)
 
 
 def cut_rows(batch: pa.RecordBatch, key_groups: KeyGroupRange) -> pa.RecordBatch:
@@ -213,7 +225,7 @@ def reading(file: StateFile) -> Iterator[None]:
     """Arrow's errors while reading a file, as ours, with the file's name."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError):
             raise NotFound("a file of the savepoint is missing", path=file.path,
                            hint="the copy is not complete; copy the folder again") from error

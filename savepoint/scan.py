@@ -43,15 +43,20 @@ def scan_state(savepoint: Savepoint, uid: str, schema: StateSchema, ranges: Sequ
     """
     layout = StateLayout(schema, savepoint.key_type(uid))
     names = layout.arrow_schema.names
-    unknown = [name for name in columns or () if name not in names]
-    if unknown:
-        raise InvalidRequest(f"the state has no column {unknown[0]!r}", state=schema.name,
-                             hint=f"its columns are {', '.join(names)}")
+    require_columns(columns, names, schema.name)
     spans = ranges if ranges is not None else [KeyGroupRange(0, savepoint.max_parallelism(uid) - 1)]
     chosen = list(columns) if columns is not None else names
     arrow_schema = pa.schema([layout.arrow_schema.field(name) for name in chosen])
     wanted = None if keys is None else [layout.key_type.encode_key(key) for key in keys]
     return Scan(arrow_schema, _batches(savepoint, uid, schema.name, spans, chosen, where, wanted))
+
+
+def require_columns(wanted: Sequence[str] | None, there: Sequence[str], state: str) -> None:
+    """Refuse a column that a state does not have."""
+    unknown = [name for name in wanted or () if name not in there]
+    if unknown:
+        raise InvalidRequest(f"the state has no column {unknown[0]!r}", state=state,
+                             hint=f"its columns are {', '.join(there)}")
 
 
 def _batches(savepoint: Savepoint, uid: str, state: str, spans: Sequence[KeyGroupRange], columns: Sequence[str],

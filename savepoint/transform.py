@@ -93,8 +93,8 @@ class Transform:
                     key_type: Any = None) -> Transform:
         """Replace a state's rows, a batch at a time: the function takes and returns batches of the state's columns.
 
-        Rows may be dropped, added or get other keys; `key_group` is computed anew. `value_type` and `key_type` tell
-        what the function returns where that differs.
+        Rows may be dropped, added or get other keys, but no two may name the same entry; `key_group` is computed anew.
+        `value_type` and `key_type` tell what the function returns where that differs.
         """
         change = self._state(uid, state)
         change.function, change.keys_change = function, True
@@ -105,7 +105,7 @@ class Transform:
 
     def map_entries(self, uid: str, state: str, function: EntryFunction, *, value_type: Any = None) -> Transform:
         """Replace a state's entries, one at a time: the function takes a dict of the columns and returns one, or None
-        to drop the entry."""
+        to drop the entry. Two entries that come out under one name are refused."""
         change = self._state(uid, state)
         change.entry_function, change.keys_change = function, True
         change.value_type = change.value_type if value_type is None else state_type(value_type)
@@ -263,7 +263,7 @@ def _counts_wall_clock(schema: StateSchema) -> bool:
 def sorted_state(layout: StateLayout, batches: Iterable[pa.RecordBatch], max_parallelism: int,
                  stack: ExitStack) -> StateRows:
     """A state whose rows are grouped and sorted anew; they are drawn when first asked for."""
-    collected = stack.enter_context(SortedRows(layout, max_parallelism))
+    collected = stack.enter_context(SortedRows(layout, max_parallelism, unique=False))
     source: Iterator[pa.RecordBatch] = iter(batches)
 
     def fill() -> None:
@@ -323,7 +323,7 @@ def _mapped(batch: pa.RecordBatch, function: EntryFunction, layout: StateLayout,
     names = [name for name in batch.schema.names if name != KEY_GROUP]
     columns = [kinds[name].from_arrow(batch.column(name)) if name in kinds else batch.column(name).to_pylist()
                for name in names]
-    results = [function(dict(zip(names, values))) for values in zip(*columns)]
+    results = [_called(function, dict(zip(names, values)), new_layout) for values in zip(*columns)]
     kept = [result for result in results if result is not None]
     arrays: list[pa.Array] = [pa.array(np.zeros(len(kept), np.int32))]
     for wanted in new_layout.arrow_schema:
@@ -332,13 +332,39 @@ def _mapped(batch: pa.RecordBatch, function: EntryFunction, layout: StateLayout,
         values = [entry.get(wanted.name) for entry in kept]
         if wanted.name in new_kinds:
             kind = new_kinds[wanted.name]
-            for value in values:
+            for value, entry in zip(values, kept):
                 if value is not None or wanted.name != "namespace":
-                    kind.check(value)
+                    _check(kind, value, wanted.name, entry, new_layout)
             arrays.append(kind.to_arrow(values))
         else:
             arrays.append(pa.array(values, wanted.type))
     return pa.RecordBatch.from_arrays(arrays, schema=new_layout.arrow_schema)
+
+
+def _called(function: EntryFunction, entry: dict[str, Any], layout: StateLayout) -> dict[str, Any] | None:
+    """What a user's function makes of an entry; where it fails, or returns something else, the entry is named."""
+    key = entry[KEY]
+    try:
+        result = function(entry)
+    except Exception as error:
+        raise InvalidRequest(f"the function that maps entries raised {type(error).__name__}: {error}",
+                             state=layout.schema.name, key=key) from error
+    if result is not None and not isinstance(result, dict):
+        raise InvalidRequest("the function that maps entries must return a dict, or None to drop the entry",
+                             state=layout.schema.name, key=key, found=type(result).__name__)
+    unknown = sorted(set(result or ()) - set(layout.arrow_schema.names))
+    if unknown:
+        raise InvalidRequest(f"the function that maps entries returned a column {unknown[0]!r}", state=layout.schema.name,
+                             key=key, hint=f"columns are {', '.join(layout.arrow_schema.names[1:])}")
+    return result
+
+
+def _check(kind: StateType, value: Any, column: str, entry: dict[str, Any], layout: StateLayout) -> None:
+    try:
+        kind.check(value)
+    except InvalidRequest as error:
+        error.context.update(state=layout.schema.name, column=column, key=entry.get(KEY))
+        raise
 
 
 def column_kinds(layout: StateLayout) -> dict[str, StateType]:

@@ -47,10 +47,20 @@ def list_epochs(checkpoint: str | os.PathLike[str], uid: str | None = None, *,
     """The retained epochs of a query's operators, newest first, with what their tasks did."""
     rows: list[dict[str, Any]] = []
     with FileStore.at(os.fspath(checkpoint), **(storage or {})) as store:
-        for name in [uid] if uid is not None else operators_of(store):
+        known = operators_of(store)
+        if not known:
+            raise _no_epochs(store)
+        if uid is not None and uid not in known:
+            raise NotFound(f"the query has no operator {uid!r}", path=store.url, hint=f"it has {', '.join(known)}")
+        for name in known if uid is None else [uid]:
             epochs = EpochStore(store, name)
             rows += [_epoch_row(epochs.manifest(epoch)) for epoch in epochs.chain()]
     return rows
+
+
+def _no_epochs(store: FileStore) -> NotFound:
+    return NotFound("there are no epochs of a Spark query here", path=store.url,
+                    hint="name the folder given as checkpoint=")
 
 
 def _epoch_row(manifest: Manifest) -> dict[str, Any]:
@@ -75,8 +85,7 @@ def open_epoch(checkpoint: str | os.PathLike[str], *, epoch: int | None = None, 
     try:
         names = list(uids) if uids is not None else operators_of(store)
         if not names:
-            raise NotFound("there are no epochs of a Spark query here", path=store.url,
-                           hint="name the folder given as checkpoint=")
+            raise _no_epochs(store)
         position = None
         if checkpoint_location is not None:
             with FileStore.at(checkpoint_location, **(storage or {})) as spark_store:

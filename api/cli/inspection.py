@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 64
 _LARGEST = 16
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
 SKEWED = 1.5
 """A subtask with so many times the average of rows is pointed at."""
 
@@ -81,7 +82,7 @@ def show_description(document: dict[str, Any]) -> None:
 
 def _show_states(operator: dict[str, Any]) -> None:
     rows = [{"state": state["name"], "kind": state["kind"], "type": _type(state),
-             "ttl": "" if state["ttl_ms"] is None else f"{state['ttl_ms'] / 1000:g} s",
+             "ttl": "" if state["ttl_ms"] is None else _duration(state["ttl_ms"]),
              "rows": state["rows"], "bytes": state["bytes"]} for state in operator["states"]]
     out.emit_rows(rows, out.Format.TABLE, name="state", human={"bytes": out.size, "rows": _count})
 
@@ -91,6 +92,12 @@ def _type(state: dict[str, Any]) -> str:
         return ""
     inner = state["value_type"] if state["map_key_type"] is None else f"{state['map_key_type']} -> {state['value_type']}"
     return inner if state["namespace_type"] is None else f"{inner} per {state['namespace_type']}"
+
+
+def _duration(milliseconds: int) -> str:
+    """In the largest unit that it is a whole number of, as one would type it."""
+    unit, length = next((unit, length) for unit, length in _UNITS if milliseconds % length == 0)
+    return f"{milliseconds // length}{unit}"
 
 
 def _count(value: Any) -> str:

@@ -85,23 +85,27 @@ def warn(message: str) -> None:
 
 
 def emit_rows(rows: Iterable[Row], output: Format | None, *, name: str, title: str | None = None,
-              columns: Sequence[str] | None = None, human: Mapping[str, Callable[[Any], str]] | None = None) -> None:
-    """Print plain rows. `name` is the column that `-o name` prints; `human` renders columns of the table."""
+              columns: Sequence[str] | None = None, human: Mapping[str, Callable[[Any], str]] | None = None,
+              empty: bool = True) -> int:
+    """Print plain rows; how many there were. `name` is the column that `-o name` prints; `human` renders columns of the
+    table; without `empty` nothing is printed where there are no rows. JSON lines and names are printed as rows come."""
     form = chosen(output)
+    if form in (Format.JSONL, Format.NAME):
+        count = 0
+        for row in rows:
+            count += 1
+            _line(_dumps(row) if form is Format.JSONL else str(row.get(name, next(iter(row.values()), ""))))
+        return count
     found = [dict(row) for row in rows]
+    if not found and not empty:
+        return 0
     names = list(columns or dict.fromkeys(key for row in found for key in row))
     if form is Format.TABLE:
         _table(found, names, human or {}, title)
     elif form is Format.JSON:
         _line(_dumps(found, indent=True))
-    elif form is Format.JSONL:
-        for row in found:
-            _line(_dumps(row))
     elif form is Format.CSV:
         _csv(found, names)
-    elif form is Format.NAME:
-        for row in found:
-            _line(str(row[name]))
     else:
         import pyarrow as pa
 
@@ -109,6 +113,7 @@ def emit_rows(rows: Iterable[Row], output: Format | None, *, name: str, title: s
                 for row in found]
         table = pa.Table.from_pylist(flat) if flat else pa.table({key: pa.array([], pa.null()) for key in names})
         _binary(table.to_reader(), form)
+    return len(found)
 
 
 def emit_object(value: Row, output: Format | None, *, name: str, show: Callable[[], None]) -> None:

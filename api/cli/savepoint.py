@@ -144,7 +144,8 @@ def diff(
     left: Annotated[str, typer.Argument(metavar="A", help="The first savepoint or checkpoint.")],
     right: Annotated[str, typer.Argument(metavar="B", help="The second.")],
     totals: Annotated[bool, typer.Option("--totals", help="Only the totals by state.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many entries.")] = 1000,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=0, show_default=False,
+                                              help="At most so many entries; 1000 in a table, else all.")] = None,
     quiet: Quiet = False,
     output: Output = None,
 ) -> None:
@@ -182,11 +183,11 @@ def diff(
                      .format(**row) + (f" ({row['note']})" if row["note"] else ""))
     if not totals:
         only = {(item.uid, item.state) for item in found.states if item.added or item.removed or item.changed}
-        listed = list(islice(changes(left, right, only), limit)) if only else []
-        if listed or not table:
-            out.emit_rows(listed, output, name="key", title="entries" if table else None)
-        if sum(item.added + item.removed + item.changed for item in found.states) > len(listed):
-            out.note(f"first {len(listed)} entries; use --limit for more")
+        most = 1000 if table and limit is None else limit
+        listed = islice(changes(left, right, only), most) if only else iter(())
+        printed = out.emit_rows(listed, output, name="key", title="entries" if table else None, empty=not table)
+        if sum(item.added + item.removed + item.changed for item in found.states) > printed:
+            out.note(f"first {printed} entries; use --limit for more")
     raise typer.Exit(1 if found else 0)
 
 

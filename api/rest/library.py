@@ -30,7 +30,7 @@ def snapshots(root: str, relative: Callable[[str], str]) -> list[dict[str, Any]]
     """Every savepoint and checkpoint below a root by path; one that can't be opened is shown with the reason."""
     from savepoint.manage import list_savepoints
 
-    found = sorted(list_savepoints(root, checkpoints=True, depth=_DEPTH), key=lambda item: item.path)
+    found = sorted(list_savepoints(root, checkpoints=True, depth=_DEPTH, missing_ok=True), key=lambda item: item.path)
     return [{"path": item.path, "relative": relative(item.path), "complete": item.problem is None, "kind": item.kind,
              "format": item.format, "job_name": item.job_name, "checkpoint_id": item.checkpoint_id,
              "completed_timestamp": item.completed_timestamp, "reason": item.problem} for item in found]

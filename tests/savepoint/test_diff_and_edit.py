@@ -132,3 +132,41 @@ def test_patches_are_json_or_json_lines() -> None:
         read_patch('{"op": 1}\n{oops}')
     with pytest.raises(InvalidRequest, match="list of objects"):
         read_patch("[1]")
+
+
+def test_a_diff_under_ttl_is_a_patch_that_keeps_the_times_of_expiry(open_savepoint_path, tmp_path) -> None:
+    operations = patch_of(
+        ("set", "session", "user-2", {"namespace": 2, "value": "s2", "expires_at": "2030-01-01T00:00:00Z"}),
+        ("set", "session", "user-3", {"namespace": 3, "value": "never", "expires_at": None}),
+        ("set", "session", "new", {"value": "x", "expires_at": 1_900_000_000_000}))
+    with Edit(open_savepoint_path, operations) as edit:
+        plan = edit.plan()
+        edit.write(tmp_path / "new")
+    rows = list(changes(open_savepoint_path, tmp_path / "new"))
+    assert {row["key"]: row["expires_at"] for row in rows} == {
+        "user-2": "2030-01-01T00:00:00+00:00", "user-3": None, "new": "2030-03-17T17:46:40+00:00"}
+    assert sorted(plan, key=json.dumps) == sorted(rows, key=json.dumps)
+    with Edit(open_savepoint_path, rows) as again:
+        again.write(tmp_path / "again")
+    assert not compare(tmp_path / "new", tmp_path / "again")
+
+
+@pytest.mark.parametrize("expires_at", ["soon", -1, True, 1.5, 2**63])
+def test_a_time_of_expiry_that_is_none_is_refused(open_savepoint_path, expires_at) -> None:
+    with pytest.raises(InvalidRequest, match="expires_at is a time"):
+        Edit(open_savepoint_path, patch_of(("set", "session", "user-2", {"value": "x", "expires_at": expires_at})))
+
+
+def test_only_a_state_with_ttl_takes_a_time_of_expiry(open_savepoint_path) -> None:
+    with pytest.raises(InvalidRequest, match="only a state with TTL"):
+        Edit(open_savepoint_path, patch_of(("set", "total", "user-2", {"value": 1, "expires_at": 1})))
+
+
+def test_operator_state_that_is_the_same_is_counted(open_savepoint_path, tmp_path) -> None:
+    found = {state.state: state for state in compare(open_savepoint_path, open_savepoint_path).states}
+    with savepoint.open(open_savepoint_path) as opened:
+        rows = {state.name: state.rows for state in opened.states() if state.kind in ("split", "union")}
+    assert rows
+    assert {name: found[name].unchanged for name in rows} == rows
+    [broadcast] = [state.name for state in savepoint.open(open_savepoint_path).states() if state.kind == "broadcast"]
+    assert found[broadcast].unchanged > 0

@@ -8,7 +8,7 @@ import pytest
 
 import savepoint
 from savepoint.reader import open_parquet
-from statebackend import InvalidRequest, KeyGroupRange, NotFound, key_group_of
+from statebackend import CorruptData, HoldfastError, InvalidRequest, KeyGroupRange, NotFound, key_group_of
 
 
 @pytest.fixture(params=["open", "native"])
@@ -78,7 +78,8 @@ def test_a_point_look_up_reads_one_row_group(tmp_path, monkeypatch) -> None:
     class Counting:
         def __init__(self, stream: object) -> None:
             self._file = open_parquet(stream)
-            self.metadata = self._file.metadata
+            self.metadata, self.schema_arrow = self._file.metadata, self._file.schema_arrow
+            self.num_row_groups = self._file.num_row_groups
 
         def read_row_groups(self, groups, **options):
             read.append(groups)
@@ -168,3 +169,46 @@ def test_a_query_with_an_error_says_which(open_savepoint_path) -> None:
             opened.query("selec 1")
         with pytest.raises(NotFound, match=r"did you mean count\.total"):
             opened.query("select * from count.totals")
+
+
+def test_a_bit_that_flips_is_never_read_as_a_value(open_savepoint_path) -> None:
+    [path, *_] = sorted((open_savepoint_path / "count/keyed/total").iterdir())
+    intact = path.read_bytes()
+    with savepoint.open(open_savepoint_path) as opened:
+        wanted = opened.read("count", "total").read_all()
+    found = 0
+    for place in range(4, len(intact), 7):
+        path.write_bytes(intact[:place] + bytes([intact[place] ^ (1 << place % 8)]) + intact[place + 1:])
+        try:
+            with savepoint.open(open_savepoint_path) as opened:
+                assert opened.read("count", "total").read_all().equals(wanted)
+        except CorruptData:
+            found += 1
+    assert found > len(intact) // 7 // 2
+
+
+def test_a_damaged_page_stops_a_query_a_comparison_and_a_transform(open_savepoint_path, tmp_path) -> None:
+    [path, *_] = sorted((open_savepoint_path / "count/keyed/total").iterdir())
+    damaged = bytearray(path.read_bytes())
+    column = pq.ParquetFile(path).metadata.row_group(0).column(2)
+    damaged[column.data_page_offset + column.total_compressed_size - 9] ^= 1
+    path.write_bytes(damaged)
+    with savepoint.open(open_savepoint_path) as opened, pytest.raises(HoldfastError, match=r"CRC|checksum"):
+        opened.query("select sum(value) from count.total").read_all()
+    with pytest.raises(CorruptData):
+        savepoint.compare(open_savepoint_path, open_savepoint_path)
+    with pytest.raises(CorruptData):
+        savepoint.Transform(open_savepoint_path).rename_operator("count", "new").write(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_largest_keys_of_timers_are_not_told(open_savepoint_path) -> None:
+    with savepoint.open(open_savepoint_path) as opened:
+        assert opened.largest_keys("count", "_timers_event") == []
+        assert opened.largest_keys("count", "events")
+
+
+@pytest.mark.parametrize("options", [{}, {"keys": ["user-1"]}])
+def test_a_column_that_is_not_there_is_refused(open_savepoint_path, options) -> None:
+    with savepoint.open(open_savepoint_path) as opened, pytest.raises(InvalidRequest, match=r"no column .nope.*key, value"):
+        opened.read("count", "total", columns=["key", "nope"], **options)

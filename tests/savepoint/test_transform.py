@@ -222,3 +222,21 @@ def test_a_null_value_or_key_is_refused(tmp_path) -> None:
         with pytest.raises(HoldfastError, match="null"), SavepointWriter(tmp_path / "sp") as writer:
             writer.keyed("u", ValueStateDescriptor("v", int), table, key_type=str)
         assert not (tmp_path / "sp").exists()
+
+
+def test_entries_that_a_map_brings_together_are_refused(open_savepoint_path, tmp_path) -> None:
+    change = Transform(open_savepoint_path).map_entries("count", "total", lambda entry: {**entry, "key": "same"})
+    with pytest.raises(InvalidRequest, match=r"two rows name the same entry.*key='same'"):
+        change.write(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("function", "message"), [
+    (lambda entry: 1 / 0, "raised ZeroDivisionError.*state='total', key='user-"),
+    (lambda entry: 7, "must return a dict.*found='int'"),
+    (lambda entry: {**entry, "extra": 1}, "a column 'extra'.*columns are key, value"),
+    (lambda entry: {**entry, "value": "x"}, "another type.*state='total', column='value', key='user-")])
+def test_a_function_that_fails_is_named_with_the_entry(open_savepoint_path, tmp_path, function, message) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        Transform(open_savepoint_path).map_entries("count", "total", function).write(tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -254,3 +254,33 @@ def test_operator_state_is_edited(holdfast, sp, tmp_path) -> None:
     assert [(row["change"], row["map_key"]) for row in lines(done)] == [("added", "b"), ("removed", "a")]
     again = holdfast("savepoint", "read", tmp_path / "new", "count.rules")
     assert {(row["map_key"], row["map_value"]) for row in lines(again)} == {("b", 2)}
+
+
+def test_a_difference_of_many_entries_is_whole_in_a_pipe(holdfast, sp, tmp_path) -> None:
+    table = pa.table({"key": [f"new-{n}" for n in range(1500)], "value": range(1500)})
+    pq.write_table(table, tmp_path / "new.parquet")
+    assert holdfast("savepoint", "bootstrap", "new", "--from", "new.parquet", "--state", "count.total").returncode == 0
+    done = holdfast("savepoint", "diff", sp, "new")
+    assert done.returncode == 1
+    assert sum(row["change"] == "added" for row in lines(done)) == 1500
+    assert len(lines(holdfast("savepoint", "diff", sp, "new", "-n", "3"))) == 3
+    assert "first 1000 entries" in holdfast("savepoint", "diff", sp, "new", "-o", "table").stderr
+
+
+def test_a_folder_that_is_not_there_has_no_list(holdfast) -> None:
+    done = holdfast("savepoint", "list", "nowhere")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "no such folder" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["total", "totl", "count"])
+def test_a_name_without_an_operator_is_answered_with_the_whole_name(holdfast, sp, name) -> None:
+    done = holdfast("savepoint", "read", sp, name)
+    assert done.returncode == 2
+    assert "'count." in done.stderr
+
+
+def test_a_statement_that_is_no_select_is_refused_as_such(holdfast, sp) -> None:
+    done = holdfast("savepoint", "query", sp, "drop table count.total")
+    assert (done.returncode, done.stderr) == (2, "error: a query is a SELECT: it changes nothing; "
+                                                 "edit and transform write a changed savepoint\n")

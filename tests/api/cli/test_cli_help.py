@@ -40,6 +40,16 @@ def test_every_command_has_help_with_examples_and_a_place_in_the_docs(name, comm
     assert re.search(rf"^#+ .*`holdfast {re.escape(name)}", DOCS.read_text(), re.M), f"docs/cli.md has no section for {name}"
 
 
+@pytest.mark.parametrize(("name", "command"), commands(), ids=[name for name, _ in commands()])
+def test_the_docs_have_every_option_of_a_command_and_no_other(name, command) -> None:
+    section = DOCS.read_text().partition(f"$ holdfast {name} --help\n")[2].partition("```")[0]
+    told = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", section, re.M)) | set(re.findall(r" / (--[a-z-]+)", section))
+    there = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+             if option.startswith("--")}
+    assert told - {"--help", "--install-completion", "--show-completion"} == \
+        there - {"--help", "--install-completion", "--show-completion"}
+
+
 def test_no_command_has_gone_missing() -> None:
     names = {name for name, _ in commands()}
     assert {f"savepoint {verb}" for verb in (

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,11 @@ class StateWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 raise InvalidRequest("two tasks wrote the same key group", operator=self._uid,
                                      found=f"{left.key_groups} and {right.key_groups}",
                                      hint="write by_key_group(df, key), which gives each key group to one task")
+        first = 0
+        for index, handle in enumerate(handles):  # between them they own every key group, those without rows too
+            last = handle.key_groups.last if index + 1 < len(handles) else self._max_parallelism - 1
+            handles[index] = _stretched(handle, KeyGroupRange(first, last))
+            first = last + 1
         subtasks = tuple(SubtaskEntry(index, keyed=(handle,)) for index, handle in enumerate(handles))
         operator = OperatorEntry(self._uid, self._uid, max(1, len(handles)), self._max_parallelism, subtasks)
         now = time.time_ns() // 1_000_000
@@ -173,3 +178,11 @@ class StateWriter(DataSourceArrowWriter):  # type: ignore[misc]
         parent, _, name = self._folder.rpartition("/")
         with FileStore.at(parent or os.curdir) as store:
             store.delete_tree(name)
+
+
+def _stretched(handle: KeyedHandle, span: KeyGroupRange) -> KeyedHandle:
+    """The handle as the owner of a wider range, whose other key groups have no rows."""
+    before, after = [0] * (handle.key_groups.first - span.first), [0] * (span.last - handle.key_groups.last)
+    states = {name: {**told, **{which: [*before, *told[which], *after] for which in ("counts", "sizes")}}
+              for name, told in handle.meta["states"].items()}
+    return replace(handle, key_groups=span, meta={**handle.meta, "states": states})

@@ -60,6 +60,19 @@ def test_a_state_is_a_table(spark: Any, stored: str, tmp_path: Path) -> None:
     assert not (tmp_path / "torn" / "_metadata").exists()
 
 
+def test_a_savepoint_of_few_keys_owns_every_key_group(spark: Any, tmp_path: Path) -> None:
+    register(spark)
+    few, target = spark.createDataFrame([("a", 1), ("b", 2)], "key string, value bigint"), str(tmp_path / "few")
+    by_key_group(few, "key", parallelism=2).write.format("holdfast").option("operator", "count").option(
+        "state", "count").mode("append").save(target)
+    assert not toolkit.verify_savepoint(target).problems
+    with toolkit.open(target) as opened:
+        groups = opened.key_groups("count").to_pylist()
+        assert {row["key_group"]: row["rows"] for row in groups if row["rows"]} == {
+            key_group_of(key, 128): 1 for key in ("a", "b")}
+        assert (len(groups), opened.lookup("count", "count", "b")) == (128, 2)
+
+
 def test_filters_narrow_the_partitions(stored: str) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 

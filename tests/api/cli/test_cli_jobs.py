@@ -83,7 +83,7 @@ def test_check_tells_what_would_be_restored_mapped_or_refused(holdfast, tmp_path
 def test_a_function_that_fails_is_one_line_and_leaves_nothing(holdfast, sp, tmp_path) -> None:
     (tmp_path / "fix.py").write_text("def boom(entry):\n    return 1 / 0\n")
     done = holdfast("savepoint", "transform", sp, "new", "--map", "count.total=fix.py:boom")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "new").exists()

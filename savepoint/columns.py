@@ -31,6 +31,7 @@ from savepoint.format import (
     TIMESTAMP,
     VALUE,
 )
+from statebackend.codecs.arrays import pieces, rows_of_one_width
 from statebackend.codecs.containers import OptionalType
 from statebackend.codecs.records import FieldsType
 from statebackend.descriptors import StateKind
@@ -267,10 +268,7 @@ def slices(buffer: pa.Buffer, data: npt.NDArray[np.uint8], begin: Offsets, end: 
     if rows > 1 and (end - begin == width).all() and (np.diff(begin) == step).all() and step >= width:
         view = np.lib.stride_tricks.as_strided(data[int(begin[0]):], (rows, width), (step, 1), writeable=False)
         return fixed_rows(view)
-    bounds = np.empty(2 * rows + 1, np.int32)
-    bounds[0:-1:2], bounds[1::2], bounds[-1] = begin, end, end[-1]
-    both = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(bounds), buffer])
-    return both.take(pa.array(np.arange(0, 2 * rows, 2)))
+    return pieces(buffer, begin, end)
 
 
 def fixed_rows(matrix: npt.NDArray[np.uint8]) -> pa.BinaryArray:
@@ -281,22 +279,9 @@ def fixed_rows(matrix: npt.NDArray[np.uint8]) -> pa.BinaryArray:
                                                      pa.py_buffer(np.ascontiguousarray(matrix))])
 
 
-def matrix_of(array: pa.BinaryArray) -> npt.NDArray[np.uint8] | None:
-    """The rows of a binary array as a matrix, where all have one length and none is null."""
-    rows = len(array)
-    if rows == 0 or array.null_count:
-        return None
-    buffers = array.buffers()
-    bounds = np.frombuffer(buffers[1], np.int32, rows + 1, array.offset * 4)
-    width = int(bounds[1] - bounds[0])
-    if buffers[2] is None or not (np.diff(bounds) == width).all():
-        return None
-    return np.frombuffer(buffers[2], np.uint8, rows * width, int(bounds[0])).reshape(rows, width)
-
-
 def join_parts(parts: Sequence[Any], rows: int) -> pa.BinaryArray:
     """Row by row concatenation of byte matrices and binary arrays."""
-    matrices = [part if isinstance(part, np.ndarray) else matrix_of(part) for part in parts]
+    matrices = [part if isinstance(part, np.ndarray) else rows_of_one_width(part) for part in parts]
     if rows == 0:
         return pa.array([], pa.binary())
     if all(matrix is not None for matrix in matrices):
@@ -374,7 +359,7 @@ def _ordered_bytes(times: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _numbers(ordered: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    matrix = matrix_of(ordered)
+    matrix = rows_of_one_width(ordered)
     if matrix is None or matrix.shape[1] != 8:
         return np.zeros(0, np.int64)
     return (np.ascontiguousarray(matrix).reshape(-1).view(">u8").astype(np.uint64) ^ _SIGN).view(np.int64)

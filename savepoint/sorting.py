@@ -15,9 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from savepoint.columns import StateLayout, matrix_of
+from savepoint.columns import StateLayout
 from savepoint.format import BATCH_ROWS, KEY, KEY_GROUP, LIST_INDEX, MAP_KEY
 from savepoint.parts import concat, differs_from_previous, fixed_row_size, row_sizes
+from statebackend.codecs.arrays import rows_of_one_width
 from statebackend.descriptors import StateKind
 from statebackend.errors import InvalidRequest
 from statebackend.keygroups import KeyGroupRange, key_groups_of
@@ -216,7 +217,7 @@ def _as_numbers(keys: pa.Array, kind: StateType) -> npt.NDArray[np.uint64] | Non
     if pa.types.is_signed_integer(keys.type) and keys.null_count == 0:
         signed = keys.to_numpy().astype(np.int64, copy=False)
         return np.asarray(signed - signed.min()).view(np.uint64)  # what runs over comes out right as unsigned
-    encoded = matrix_of(kind.encode_key_array(keys))
+    encoded = rows_of_one_width(kind.encode_key_array(keys))
     if encoded is None:
         return None
     padded = np.zeros((len(keys), 8), np.uint8)

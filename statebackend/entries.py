@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
@@ -27,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from statebackend.codecs.arrays import Bytes, rows_of_one_width
 from statebackend.errors import CorruptData, IncompatibleState
 from statebackend.files import FileWriter, SnapshotSource, SnapshotTarget, StateFile
 from statebackend.keygroups import KeyGroupRange
@@ -120,7 +122,7 @@ def read_entries(source: SnapshotSource, file: StateFile, key_groups: KeyGroupRa
             except (pa.ArrowException, OSError) as error:
                 raise CorruptData(f"an entry file can't be read: {error}", path=file.path) from error
             if key_groups is not None:
-                batch = _cut(batch, key_groups)
+                batch = cut_to_groups(batch, key_groups)
             if batch.num_rows:
                 yield batch
 
@@ -160,27 +162,46 @@ class _GroupCursor:
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = iter(batches)
         self._batch: pa.RecordBatch | None = None
-        self._groups = np.zeros(0, np.uint16)
+        self._groups: Sequence[int] = ()
+        self._begin = 0
         self.group: int | None = None
         self._advance()
 
     def _advance(self) -> None:
-        while self._batch is None or self._batch.num_rows == 0:
+        while self._batch is None or self._begin == self._batch.num_rows:
             self._batch = next(self._batches, None)
             if self._batch is None:
                 self.group = None
                 return
-            self._groups = key_groups_of_entries(self._batch.column(0))
-        self.group = int(self._groups[0])
+            self._groups = _SortedGroups(self._batch.column(0))
+            self._begin = 0
+        self.group = self._groups[self._begin]
 
     def take_group(self) -> list[pa.RecordBatch]:
-        wanted, taken = self.group, []
-        while self.group == wanted and self._batch is not None:
-            end = int(np.searchsorted(self._groups, wanted, side="right"))  # type: ignore[call-overload]
-            taken.append(self._batch.slice(0, end))
-            self._batch, self._groups = self._batch.slice(end), self._groups[end:]
+        wanted, taken = self.group, list[pa.RecordBatch]()
+        while wanted is not None and self.group == wanted and self._batch is not None:
+            end = bisect_right(self._groups, wanted, self._begin)
+            taken.append(self._batch.slice(self._begin, end - self._begin))
+            self._begin = end
             self._advance()
         return taken
+
+
+class _SortedGroups(Sequence[int]):
+    """The key groups of sorted entry keys, each looked at only when asked for: where one ends is found by halving."""
+
+    def __init__(self, keys: pa.BinaryArray) -> None:
+        self._rows = len(keys)
+        _, bounds, data = keys.buffers()
+        self._begin = np.frombuffer(bounds, np.int32, self._rows, keys.offset * 4) if self._rows else np.zeros(0, np.int32)
+        self._data = b"" if data is None else memoryview(data).cast("B")
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, row: Any) -> Any:
+        begin = int(self._begin[row])
+        return self._data[begin] << 8 | self._data[begin + 1]
 
 
 def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
@@ -215,25 +236,34 @@ def _resolve(table: pa.Table, keep_deletes: bool = False) -> pa.Table:
 def _stable_order(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The order of keys, equal ones as they came.
 
-    Keys of one short length are sorted two bytes at a time from the last on, which numpy does by radix: several times
-    faster than comparing, and bytes that all keys share (key group, state, no namespace) cost nothing.
+    Keys of one short length are sorted sixteen bits at a time from the last on, which numpy does by radix: several times
+    faster than comparing, and bits that all keys share (key group, state, no namespace) cost nothing.
     """
-    rows = len(keys)
-    buffers = keys.buffers()
-    bounds = np.frombuffer(buffers[1], np.int32, rows + 1, keys.offset * 4)
-    width = int(bounds[1] - bounds[0])
-    if not 0 < width <= _RADIX_WIDTH or (np.diff(bounds) != width).any():
-        table = pa.table({"key": keys, "row": np.arange(rows)})
+    matrix = rows_of_one_width(keys)
+    if matrix is None or not 0 < matrix.shape[1] <= _RADIX_WIDTH:
+        table = pa.table({"key": keys, "row": np.arange(len(keys))})
         return np.asarray(pc.sort_indices(table, [("key", "ascending"), ("row", "ascending")]).to_numpy(), np.int64)
-    matrix = np.frombuffer(buffers[2], np.uint8, rows * width, int(bounds[0])).reshape(rows, width)
-    order = np.arange(rows)
-    for column in range(width - 1, -1, -2):
-        digit = matrix[:, column].astype(np.uint16)
-        if column:
-            digit |= matrix[:, column - 1].astype(np.uint16) << 8
-        if (digit != digit[0]).any():
-            order = order[np.argsort(digit[order], kind="stable")]
-    return order
+    order: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    for digit in _differing_digits(matrix):
+        order = np.argsort(digit, kind="stable") if order is None else order[np.argsort(digit[order], kind="stable")]
+    return np.arange(len(keys)) if order is None else order
+
+
+def _differing_digits(matrix: Bytes) -> Iterator[np.ndarray[Any, np.dtype[np.uint16]]]:
+    """Sixteen bits of each row at a time, the last ones first, without those in which no two rows differ."""
+    rows, width = matrix.shape
+    for end in range(width, 0, -8):
+        if end >= 8:
+            numbers = np.ndarray((rows,), ">u8", matrix, end - 8, (width,)).astype(np.uint64)
+        else:
+            padded = np.zeros((rows, 8), np.uint8)
+            padded[:, 8 - end:] = matrix[:, :end]
+            numbers = padded.view(">u8").reshape(rows).astype(np.uint64)
+        differing = int(np.bitwise_or.reduce(numbers ^ numbers[0]))
+        while differing:
+            shift = (differing & -differing).bit_length() - 1
+            yield (numbers >> np.uint64(shift)).astype(np.uint16)
+            differing &= -1 << shift + 16
 
 
 def _is_final(table: pa.Table) -> bool:
@@ -241,7 +271,8 @@ def _is_final(table: pa.Table) -> bool:
     if table.num_rows and pc.max(table.column("op")).as_py() != OP_PUT:
         return False
     keys = _one_chunk(table.column("key"))
-    return table.num_rows < 2 or pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py() is True
+    return all(len(part) < 2 or pc.all(pc.less(part.slice(0, len(part) - 1), part.slice(1))).as_py() is True
+               for part in (keys.slice(0, 64), keys))  # a few rows tell of most that are not sorted
 
 
 def _successor(prefix: bytes) -> bytes | None:
@@ -268,11 +299,13 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
         pa.array([], column.type)
 
 
-def _cut(batch: pa.RecordBatch, key_groups: KeyGroupRange) -> pa.RecordBatch:
-    groups = key_groups_of_entries(batch.column(0))
-    begin = int(np.searchsorted(groups, key_groups.first, side="left"))
-    end = int(np.searchsorted(groups, key_groups.last, side="right"))
-    return batch.slice(begin, end - begin)
+def cut_to_groups(batch: pa.RecordBatch, key_groups: KeyGroupRange) -> pa.RecordBatch:
+    """The rows of a batch, sorted by key group, that are in a range of these."""
+    groups = _SortedGroups(batch.column(0))
+    if not groups or (groups[0] >= key_groups.first and groups[-1] <= key_groups.last):
+        return batch
+    begin = bisect_left(groups, key_groups.first)
+    return batch.slice(begin, bisect_right(groups, key_groups.last, begin) - begin)
 
 
 def _open_file(stream: BinaryIO, path: str) -> pa.ipc.RecordBatchFileReader:

@@ -87,6 +87,17 @@ def byte_ranges(array: pa.Array) -> tuple[Bytes, I64, I64]:
     return data, begins, lengths
 
 
+def pieces(buffer: pa.Buffer, begins: I64, ends: I64) -> pa.BinaryArray:
+    """A binary array of `buffer[begins[i]:ends[i]]`; the pieces are in order and do not overlap."""
+    rows = len(begins)
+    if rows == 0:
+        return pa.array([], pa.binary())
+    bounds = np.empty(2 * rows + 1, np.int32)
+    bounds[0:-1:2], bounds[1::2], bounds[-1] = begins, ends, ends[-1]
+    both = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(bounds), buffer])
+    return both.take(pa.array(np.arange(0, 2 * rows, 2)))
+
+
 def spread(values: pa.Array, present: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
     """The values on the rows where `present` holds, null on the others."""
     if present.all():
@@ -183,6 +194,19 @@ def rows_of(array: pa.BinaryArray, width: int, what: str) -> Bytes:
     data = array.buffers()[2]
     if data is None:
         return np.zeros((count, width), np.uint8)
+    return np.frombuffer(data, np.uint8, count * width, int(offsets[0])).reshape(count, width)
+
+
+def rows_of_one_width(array: pa.BinaryArray) -> Bytes | None:
+    """The rows of a binary array as a matrix, where all have one length and none is null."""
+    count = len(array)
+    if count == 0 or array.null_count:
+        return None
+    offsets = np.frombuffer(array.buffers()[1], np.int32, count + 1, array.offset * 4)
+    width = int(offsets[1] - offsets[0])
+    data = array.buffers()[2]
+    if data is None or int(offsets[-1] - offsets[0]) != count * width or not (np.diff(offsets) == width).all():
+        return None
     return np.frombuffer(data, np.uint8, count * width, int(offsets[0])).reshape(count, width)
 
 

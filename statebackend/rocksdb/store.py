@@ -258,6 +258,11 @@ class Store:
         except Exception as error:
             raise translated(error, self.path) from error
 
+    def tables(self) -> list[tuple[int, Path]]:
+        """The level and the path of each table file that the database consists of, in each level in the order of keys."""
+        found = sorted(self._open().live_files(), key=lambda table: (table["level"], table["start_key"]))
+        return [(int(table["level"]), self.path / str(table["name"]).lstrip("/")) for table in found]
+
     def set_options(self, options: dict[str, str]) -> None:
         self._open().set_options(options)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from checkpoint.storage.metadata import CheckpointMetadata, OperatorEntry, SubtaskEntry
+from savepoint.ahead import ahead
 from savepoint.copying import Copier
 from savepoint.destination import Destination
 from savepoint.format import OPEN_FORMAT
@@ -75,7 +76,7 @@ def _open_handle(opened: Savepoint, uid: str, handle: KeyedHandle, place: Destin
     writer = OpenHandleWriter(place.create, uid, handle.key_type, handle.max_parallelism, handle.key_groups,
                               handle.schemas, total_rows(handle))
     try:
-        writer.write_entries(merged_entries(handle, opened.source), meter.advance)
+        writer.write_entries(ahead(merged_entries(handle, opened.source)), meter.advance)
         return writer.finish()
     except BaseException:
         writer.abort()

@@ -1,5 +1,7 @@
 """Compares two savepoints: totals of added, removed and changed entries by state, then the entries themselves.
 
+Records in flight are compared as if they were a state named `inflight` of the operator that keeps them.
+
 Both are walked by key group, a few at a time, so memory stays bounded whatever their size. Where the max parallelism
 differs, the left one is grouped anew first.
 """
@@ -22,7 +24,8 @@ import pyarrow.compute as pc
 
 from savepoint.columns import StateLayout
 from savepoint.convert import Meter, Progress
-from savepoint.format import EXPIRES_AT, KEY_GROUP, MAP_KEY, MAP_VALUE, VALUE
+from savepoint.format import EXPIRES_AT, IN_FLIGHT, KEY_GROUP, MAP_KEY, MAP_VALUE, VALUE
+from savepoint.inflight import kept_records
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.parts import concat
 from savepoint.retype import retyped
@@ -36,6 +39,7 @@ from statebackend.schema import StateSchema
 
 SPAN_ROWS = 262_144
 _BEFORE, _AFTER = "before", "after"
+_Records = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def compare(left: str | os.PathLike[str] | Savepoint, right: str | os.PathLike[s
         meter = Meter(progress, pair.rows())
         states = [_state_difference(pair, uid, state, meter) for uid, state in pair.states()]
         states += _operator_state_differences(pair)
+        states += [_in_flight_difference(pair, uid) for uid in pair.keepers()]
         totals = {name: sum(getattr(state, name) for state in states)
                   for name in ("added", "removed", "changed", "unchanged")}
         return Comparison(tuple(states), tuple(_operator_differences(pair)), totals)
@@ -94,6 +99,9 @@ def changes(left: str | os.PathLike[str] | Savepoint, right: str | os.PathLike[s
         for uid, state in sorted(pair.operator_states()):
             if only is None or (uid, state) in only:
                 yield from _operator_state_rows(pair, uid, state)
+        for uid in pair.keepers():
+            if only is None or (uid, IN_FLIGHT) in only:
+                yield from _in_flight_rows(*pair.in_flight(uid), uid)
 
 
 class _Pair:
@@ -126,6 +134,17 @@ class _Pair:
     def operator_states(self) -> set[tuple[str, str]]:
         return {(entry.uid, part.name) for side in (self.left, self.right) for entry in side.metadata.operators
                 for _, parts in side.operator_parts(entry.uid) for part in parts}
+
+    def keepers(self) -> list[str]:
+        """The operators that keep records in flight on either side."""
+        return sorted({entry.uid for side in (self.left, self.right) for entry in side.metadata.operators
+                       if any(subtask.in_flight is not None for subtask in entry.subtasks)})
+
+    def in_flight(self, uid: str) -> tuple[_Records, _Records]:
+        """What an operator keeps on either side."""
+        before, after = ([(index, channel) for index, held in side.channels(uid) for channel in held]
+                         if side.metadata.operator(uid) is not None else [] for side in (self.left, self.right))
+        return list(kept_records(before)), list(kept_records(after))
 
 
 @dataclass(frozen=True)
@@ -357,6 +376,25 @@ def _operator_state_rows(pair: _Pair, uid: str, state: str) -> Iterator[dict[str
         yield {**head, "change": "removed", _BEFORE: json.loads(element), _AFTER: None}
     for element in (after_counts - before_counts).elements():
         yield {**head, "change": "added", _BEFORE: None, _AFTER: json.loads(element)}
+
+
+def _in_flight_difference(pair: _Pair, uid: str) -> StateDifference:
+    before, after = pair.in_flight(uid)
+    kinds = [row["change"] for row in _in_flight_rows(before, after, uid)]
+    removed = kinds.count("removed")
+    return StateDifference(uid, IN_FLIGHT, kinds.count("added"), removed, 0, len(before) - removed)
+
+
+def _in_flight_rows(before: _Records, after: _Records, uid: str) -> Iterator[dict[str, Any]]:
+    """Records that only one side has, whichever subtask keeps them."""
+    old, new = (Counter(identity for identity, _ in records) for records in (before, after))
+    for change, records, left in (("removed", before, old - new), ("added", after, new - old)):
+        for identity, shown in records:
+            if left[identity] > 0:
+                left[identity] -= 1
+                value = shown.pop(VALUE)
+                yield {"operator": uid, "state": IN_FLIGHT, "change": change, **shown,
+                       _BEFORE: value if change == "removed" else None, _AFTER: value if change == "added" else None}
 
 
 def _operator_rows(side: Savepoint, uid: str, state: str) -> list[dict[str, Any]]:

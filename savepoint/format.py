@@ -31,6 +31,9 @@ LIST_INDEX_TYPE = pa.int64()
 EXPIRES_TYPE = pa.timestamp("ms", "UTC")
 TIMER_TYPE = pa.int64()
 
+IN_FLIGHT = "inflight"
+"""The folder of an operator's records in flight, and their name where states have theirs: in SQL and in a diff."""
+
 MIN_ROWS, MAX_ROWS = 16_384, 131_072
 """Row groups end at the first key-group border after MIN_ROWS, and at MAX_ROWS in any case."""
 PART_ROWS = 4_194_304
@@ -75,4 +78,4 @@ def operator_path(uid: str, state: str, *, broadcast: bool) -> str:
 
 
 def inflight_path(uid: str, edge: str) -> str:
-    return f"{escape_name(uid)}/inflight/{escape_name(edge)}.parquet"
+    return f"{escape_name(uid)}/{IN_FLIGHT}/{escape_name(edge)}.parquet"

@@ -132,6 +132,21 @@ def channel_table(channels: Sequence[tuple[str, int, Channel]]) -> pa.Table:
     return table.add_column(0, "operator", pa.array([uid for uid, _ in rows], pa.string()))
 
 
+def kept_table(channels: Sequence[tuple[int, Channel]]) -> pa.Table:
+    """The records that one operator's subtasks keep, on all edges, as rows for people."""
+    rows = [(channel.edge, row) for index, channel in channels for row in _rows(index, channel)[0]]
+    table = _table([row for _, row in rows]).drop_columns(["record", "key_record"])
+    return table.add_column(0, pa.field("edge", pa.string(), False), pa.array([edge for edge, _ in rows], pa.string()))
+
+
+def kept_records(channels: Sequence[tuple[int, Channel]]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """What makes each record the same as another, whichever subtask keeps it; and the record as JSON values."""
+    for index, channel in channels:
+        for *_, output, _batch, stamp, key, value, key_record, record in _rows(index, channel)[0]:
+            yield (channel.edge, output, stamp, key_record, record), \
+                {"edge": channel.edge, "timestamp": stamp, "key": to_plain(key), "value": to_plain(value)}
+
+
 def ends_of(edge: str, uids: set[str]) -> tuple[str, str]:
     """Sender and receiver of an edge id; uids may hold the signs that separate them, so what there is decides."""
     for cut in (place for place in range(len(edge)) if edge.startswith("->", place)):

@@ -261,6 +261,13 @@ class Savepoint:
                            hint=_nearest(edge, self.edges()))
         return channel_table(found)
 
+    def kept_in_flight(self, uid: str) -> pa.Table:
+        """The records in flight that an operator keeps, on whatever edge: edge, subtask, sender, receiver, output, batch,
+        timestamp, key, value. In SQL it is the table `uid.inflight`."""
+        from savepoint.inflight import kept_table
+
+        return kept_table([(index, channel) for index, held in self.channels(uid) for channel in held])
+
     def close(self) -> None:
         self.source.close()
 

@@ -1,5 +1,6 @@
 """SQL over a savepoint's states as tables `operator.state` (DuckDB): one SELECT, read-only, confined to the savepoint.
 
+The records in flight that an operator keeps are the table `operator.inflight`.
 The connection is in memory; before the query runs, files, extensions, settings and Python variables are out of its
 reach. Only states that the query names are opened.
 """
@@ -21,7 +22,7 @@ import pyarrow.fs as fs
 
 from checkpoint.storage.streams import RangeReader
 from savepoint.columns import StateLayout
-from savepoint.format import KEY_GROUP
+from savepoint.format import IN_FLIGHT, KEY_GROUP
 from savepoint.reader import parts_of
 from savepoint.rewrite import as_open
 from savepoint.scan import keep_keys
@@ -119,12 +120,15 @@ def _register(connection: Any, savepoint: Savepoint, tables: set[tuple[str, str]
         if not schema:
             continue  # a name without an operator is a common table expression, or DuckDB's error to tell
         uid, state = _named(savepoint, schema, table)
-        if opened is None:
-            opened = stack.enter_context(as_open(savepoint))
-        connection.register(f"__state_{number}", _relation(opened, uid, state, stack))
+        if state is None:
+            relation, columns = savepoint.kept_in_flight(uid), "*"
+        else:
+            if opened is None:
+                opened = stack.enter_context(as_open(savepoint))
+            relation, columns = _relation(opened, uid, state, stack), _columns(opened, uid, state)
+        connection.register(f"__state_{number}", relation)
         connection.execute(f"create schema if not exists {_quoted(schema)}")
-        connection.execute(f"create view {_quoted(schema)}.{_quoted(table)} as "
-                           f"select {_columns(opened, uid, state)} from __state_{number}")
+        connection.execute(f"create view {_quoted(schema)}.{_quoted(table)} as select {columns} from __state_{number}")
 
 
 def _columns(opened: Savepoint, uid: str, state: str) -> str:
@@ -140,17 +144,25 @@ def _is_uuid(kind: StateType) -> bool:
     return kind.tag == "uuid" or (isinstance(kind, OptionalType) and kind.item.tag == "uuid")
 
 
-def _named(savepoint: Savepoint, schema: str, table: str) -> tuple[str, str]:
-    """The operator and state that a table name means; SQL names ignore case."""
+def _named(savepoint: Savepoint, schema: str, table: str) -> tuple[str, str | None]:
+    """The operator and state that a table name means, None for its records in flight; SQL names ignore case."""
     known = [(info.uid, info.name) for info in savepoint.states()]
-    exact = [pair for pair in known if pair == (schema, table)]
-    loose = [pair for pair in known if (pair[0].lower(), pair[1].lower()) == (schema.lower(), table.lower())]
-    if exact or len(loose) == 1:
-        return (exact or loose)[0]
+    state = _meant(known, schema, table)
+    if state is not None:
+        return state
+    keeper = _meant([(entry.uid, IN_FLIGHT) for entry in savepoint.metadata.operators], schema, table)
+    if keeper is not None:
+        return keeper[0], None
     names = [f"{uid}.{state}" for uid, state in known]
     near = get_close_matches(f"{schema}.{table}", names, n=3, cutoff=0.4)
     raise NotFound(f"there is no state {schema}.{table}", path=savepoint.url,
                    hint=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names) or 'none'}")
+
+
+def _meant(known: list[tuple[str, str]], schema: str, table: str) -> tuple[str, str] | None:
+    """The pair of this name, or the only one whose name differs in case."""
+    loose = [pair for pair in known if (pair[0].lower(), pair[1].lower()) == (schema.lower(), table.lower())]
+    return (schema, table) if (schema, table) in loose else loose[0] if len(loose) == 1 else None
 
 
 def _relation(opened: Savepoint, uid: str, state: str, stack: ExitStack) -> Any:

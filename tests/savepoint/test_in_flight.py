@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -27,6 +28,7 @@ from checkpoint import (
 from checkpoint.dataflow.keys import BroadcastPartitioner
 from checkpoint.runtime.contracts import InFlight, Records
 from checkpoint.runtime.in_flight import EdgeShape, redistribute_in_flight
+from savepoint.diff import changes
 from savepoint.inflight import Channel, ends_of, renamed_edge
 from statebackend import NotFound, ValueStateDescriptor
 
@@ -138,6 +140,45 @@ def test_records_in_flight_are_parquet_that_anybody_reads(unaligned: str, opened
                                   "clicks-%3Ecount%230.parquet', union_by_name = true)").fetchall()
     assert (count, users) == (told["clicks->count#0"], max(row["value"]["user"] for row in clicks))
     assert savepoint.verify_savepoint(opened_path)
+
+
+def test_records_in_flight_are_a_table_in_sql(unaligned: str, opened_path: Path) -> None:
+    for path in (unaligned, opened_path):
+        with savepoint.open(path) as opened:
+            kept = opened.in_flight("clicks->count#0")
+            mine = sum(operator == "count" for operator in kept.column("operator").to_pylist())
+            [row] = opened.query("select count(*) n, max(receiver) r from COUNT.InFlight where edge = 'clicks->count#0'") \
+                .read_all().to_pylist()
+            assert mine > 0
+            assert row == {"n": mine, "r": 1}
+            assert opened.query("select * from count.inflight").read_all().to_pylist() == \
+                opened.kept_in_flight("count").to_pylist()
+            assert set(opened.kept_in_flight("count").column("edge").to_pylist()) >= {"clicks->count#0"}
+            with pytest.raises(NotFound, match=r"cuont\.inflight"):
+                opened.query("select * from cuont.inflight")
+
+
+def test_a_diff_tells_of_records_in_flight(unaligned: str, opened_path: Path, tmp_path: Path) -> None:
+    assert not savepoint.compare(unaligned, opened_path)
+    with savepoint.open(opened_path) as opened:
+        kept = {entry.uid: opened.kept_in_flight(entry.uid).num_rows for entry in opened.metadata.operators}
+        metadata = opened.metadata
+    same = {item.uid: item.unchanged for item in savepoint.compare(unaligned, opened_path).states
+            if item.state == "inflight"}
+    assert same == {uid: number for uid, number in kept.items() if number}
+    other = tmp_path / "less"
+    shutil.copytree(opened_path, other)
+    subtasks = [replace(subtask, in_flight=None) for subtask in metadata.operator("count").subtasks]
+    operators = tuple(replace(entry, subtasks=tuple(subtasks)) if entry.uid == "count" else entry
+                      for entry in metadata.operators)
+    (other / "_metadata").write_bytes(replace(metadata, operators=operators).to_bytes())
+    [found] = [item for item in savepoint.compare(opened_path, other).states if not item.is_none]
+    assert (found.uid, found.state) == ("count", "inflight")
+    assert (found.added, found.removed, found.unchanged) == (0, kept["count"], 0)
+    rows = list(changes(other, opened_path))
+    assert {row["change"] for row in rows} == {"added"}
+    assert len(rows) == kept["count"]
+    assert all(row["after"]["user"] == row["after"]["number"] % KEYS for row in rows if row["edge"] == "clicks->count#0")
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])

@@ -72,22 +72,26 @@ class _Written(Benchmark):
 class WriteSavepoint(_Written):
     """Three million int entries written as an open savepoint, files synced and checksummed, against pyarrow writing the
     same columns, already sorted, as one Parquet file with zstd. `sorted rows`: from Arrow in the order of the format;
-    `bootstrap`: from Arrow in any order, so keys are hashed, grouped and sorted; `snapshot`: `savepoint convert` of
-    the filesystem backend's files, read, verified, merged and decoded."""
+    `bootstrap`: from Arrow in any order, so keys are hashed, grouped and sorted; `snapshot` and `RocksDB snapshot`:
+    `savepoint convert` of the filesystem backend's files, and of RocksDB's tables with a log of the last thirtieth on
+    top, read, verified, merged and decoded."""
 
     name = "savepoint-write"
     baseline = "pyarrow"
-    asked = {"sorted rows": Asked(0.35), "bootstrap": Asked(0.35), "snapshot": Asked(0.35)}
+    asked = {"sorted rows": Asked(0.35), "bootstrap": Asked(0.35), "snapshot": Asked(0.35),
+             "RocksDB snapshot": Asked(0.35)}
     guarded: tuple[str, ...] = ("bootstrap",)
 
     def setup(self) -> None:
         super().setup()
-        self.native = _native_savepoint(self.folder / "native", self.table)
+        self.native = {backend: _native_savepoint(self.folder / backend, backend, self.table)
+                       for backend in ("filesystem", "rocksdb")}
 
     def contenders(self) -> dict[str, Callable[[int], float]]:
         return {"pyarrow": self._pyarrow, "sorted rows": lambda _seed: self._timed(self._sorted_rows),
                 "bootstrap": lambda _seed: self._timed(self._bootstrap),
-                "snapshot": lambda _seed: self._timed(self._convert)}
+                "snapshot": lambda _seed: self._timed(partial(self._convert, "filesystem")),
+                "RocksDB snapshot": lambda _seed: self._timed(partial(self._convert, "rocksdb"))}
 
     def _pyarrow(self, _seed: int) -> float:
         return self.entries / timed(lambda: pq.write_table(self.sorted, self.folder / "plain.parquet", compression="zstd",
@@ -115,23 +119,31 @@ class WriteSavepoint(_Written):
             place.publish(_metadata(writer.finish(), "open"))
         return path
 
-    def _convert(self) -> str:
+    def _convert(self, backend: str) -> str:
         self.number += 1
         path = str(self.folder / f"savepoint-{self.number}")
-        savepoint.convert_savepoint(self.native, path)
+        savepoint.convert_savepoint(self.native[backend], path)
         return path
 
 
-def _native_savepoint(folder: Path, table: pa.Table) -> Path:
-    """The rows as a native savepoint of the filesystem backend."""
+def _native_savepoint(folder: Path, name: str, table: pa.Table) -> Path:
+    """The rows as a native savepoint of a backend: full, or RocksDB's tables and a log of the last rows."""
     store = FileStore.at(str(folder))
-    with create_backend("filesystem") as backend:
+    target = CheckpointTarget(store, "", "count", 0, inline_threshold=64, self_contained=True)
+    options = {"directory": str(folder.with_name("database"))} if name == "rocksdb" else {}
+    with create_backend(name, **options) as backend:
         keyed = backend.keyed(uid="count", key_type=int, max_parallelism=128, key_groups=KeyGroupRange(0, 127))
         total: Any = keyed.state(TOTAL)
-        for batch in table.to_batches(max_chunksize=100_000):
+        *most, last = table.to_batches(max_chunksize=-(-len(table) // 30))
+        for batch in most:
             total.update_many(batch.column("key"), batch.column("value"))
-        target = CheckpointTarget(store, "", "count", 0, inline_threshold=64, self_contained=True)
-        handle = keyed.snapshot(1, target, full=True).run()
+        if name == "rocksdb":
+            keyed.snapshot(1, target).run()
+            keyed.checkpoint_completed(1)
+        total.update_many(last.column("key"), last.column("value"))
+        handle = keyed.snapshot(2, target, full=name != "rocksdb").run()
+    if name == "rocksdb" and (handle.format != "rocksdb" or handle.meta["log"] != 1):
+        raise WrongAnswer("the snapshot is not tables and a log")
     store.write("_metadata", _metadata(handle, "native").to_bytes())
     return folder
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spark_integration.bases import BaseTarget, Making, begin
 from spark_integration.epochs import Manifest
 from statebackend.backend import Backend, KeyedBackend, KeyedHandle, create_backend
 from statebackend.clock import ManualClock
@@ -28,6 +29,8 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.types import StateType
 
 FOLDER_PREFIX = "holdfast-"
+PATIENCE = 2
+"""How many times the size of its base a log may reach: at one a new base is begun, at this a batch has to store it."""
 
 
 class Position(NamedTuple):
@@ -73,9 +76,12 @@ def decide_warmth(position: Position | None, wanted: Manifest | None,
 
 
 def _continues(held: KeyedHandle, wanted: KeyedHandle) -> bool:
-    """Whether `wanted` is `held` with more files after it, and the same states under the same ids."""
+    """Whether `wanted` is `held` with more files after it, on the same base or a new one, and under the same state ids.
+
+    A file is one attempt's alone: where the last one is named, the state after it is the one held.
+    """
     return held.format == wanted.format and set(held.schemas) == set(wanted.schemas) and \
-        wanted.files[:len(held.files)] == held.files
+        (not held.files or held.files[-1] in wanted.files)
 
 
 @dataclass
@@ -87,6 +93,7 @@ class Slot:
     clock: ManualClock
     directory: Path | None
     position: Position | None = None
+    base: Making | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,9 @@ class Wanted:
     base: Manifest | None
     source: SnapshotSource
     options: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    new_base: BaseTarget | None = None
+    """Where a new base of the state after this epoch may go, made beside later batches."""
 
 
 class WorkerCache:
@@ -156,6 +166,8 @@ class WorkerCache:
                 slot.position = lease.settled
                 self._slots[wanted.key] = slot
                 self._evict()
+                if slot.base is None and wanted.new_base is not None and wanted.key in self._slots:
+                    slot.base = begin(slot.keyed, wanted.new_base, wanted.epoch)
 
     def _ready(self, wanted: Wanted) -> tuple[Slot, str]:
         """The slot for a task, taken out of the cache."""
@@ -164,9 +176,11 @@ class WorkerCache:
         if slot is not None and isinstance(decision, UseAsIs):
             assert slot.position is not None
             slot.keyed.checkpoint_completed(slot.position.checkpoint_id)
+            _adopt_base(slot, wanted.epoch)
             return slot, "cached"
         if slot is not None and isinstance(decision, CatchUp):
             if slot.keyed.catch_up(decision.handle, wanted.source):
+                _adopt_base(slot, wanted.epoch)
                 return slot, "caught up"
             decision = Restore((decision.handle,))
         if slot is not None:
@@ -186,6 +200,8 @@ class WorkerCache:
             keyed = backend.keyed(uid=wanted.key.uid, key_type=wanted.key_type,
                                   max_parallelism=wanted.max_parallelism, key_groups=wanted.key.key_groups,
                                   clock=clock, restore=list(handles), source=wanted.source)
+            if wanted.new_base is not None:
+                keyed.log_patience = PATIENCE
             if len(handles) == 1:
                 keyed.build_on(handles[0])
         except BaseException:
@@ -205,7 +221,15 @@ class WorkerCache:
             _close(self._slots.popitem()[1])
 
 
+def _adopt_base(slot: Slot, epoch: int) -> None:
+    """Build on the new base from this epoch on, if there is one; one that came to nothing makes way for the next."""
+    if slot.base is not None and slot.base.is_over(epoch):
+        slot.base = None
+
+
 def _close(slot: Slot) -> None:
+    if slot.base is not None:
+        slot.base.give_up()
     try:
         slot.backend.close()
     finally:

@@ -178,7 +178,10 @@ class EpochStore:
                 continue  # another task of this run, or another run, came first: look again
 
     def files(self, epoch: EpochId, attempt: str) -> EpochFiles:
-        """Where an attempt's state files go, and where all state files come from."""
+        """Where an attempt's state files go, and where all state files come from.
+
+        `epoch` is the last one that may be the first to name them: once that one is old, files nobody names go.
+        """
         return EpochFiles(self.store, f"state/{_name(epoch)}-{attempt}")
 
     def acknowledge(self, run: TaskRun, start: Start, parallelism: int, ack: Acknowledgement) -> Manifest | None:
@@ -214,7 +217,8 @@ class EpochStore:
     def forget(self, newest: Manifest, retain: int, grace_ms: int = GRACE_MS) -> int:
         """Remove what no retained epoch needs; how many files. Only the newest generation calls this, after publishing.
 
-        The files of the floor (the oldest epoch kept) and everything born after it stay: later epochs name no others.
+        The files of the floor (the oldest epoch kept) and those that a later epoch may be the first to name stay: later
+        epochs name no others.
         """
         known = self.generations()
         if known[-1].number != newest.id.generation:
@@ -243,6 +247,7 @@ class EpochFiles:
 
     def __init__(self, store: FileStore, prefix: str) -> None:
         self._store, self._prefix = store, prefix
+        self._named: list[str] = []
 
     def create(self, hint: str, *, shared: bool) -> FileWriter:
         return self._store.writer(self._fresh(hint), shared=shared)
@@ -269,8 +274,15 @@ class EpochFiles:
             return
         self._store.link_or_copy(relative_path(file.path), local, file)
 
+    def discard(self) -> None:
+        """Remove what was stored here, because no epoch will name it."""
+        named, self._named = self._named, []
+        self._store.delete(named)
+
     def _fresh(self, hint: str) -> str:
-        return f"{self._prefix}-{_SAFE.sub('-', hint)[:60]}-{secrets.token_hex(8)}"
+        path = f"{self._prefix}-{_SAFE.sub('-', hint)[:60]}-{secrets.token_hex(8)}"
+        self._named.append(path)
+        return path
 
 
 def _now_ms() -> int:

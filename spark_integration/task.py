@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.storage.store import FileStore
-from spark_integration.cache import Lease, SlotKey, Wanted, WorkerCache, local_root
+from spark_integration.bases import ADOPT_WITHIN, BaseTarget
+from spark_integration.cache import FOLDER_PREFIX, Lease, SlotKey, Wanted, WorkerCache, local_root
 from spark_integration.context import TaskContext
 from spark_integration.epoch_store import EpochStore, Start
 from spark_integration.epochs import (
@@ -33,6 +35,7 @@ from spark_integration.epochs import (
     TaskRun,
     require_same_cut,
 )
+from spark_integration.host_files import HostFiles, StateFiles, WarmFiles, linkable
 from spark_integration.operators import Columns, Operator, OutputSchema, event_time_column
 from spark_integration.rows import OutputBuilder, shorten
 from spark_integration.taskinfo import TaskInfo, task_info
@@ -72,6 +75,8 @@ class TaskPlan:
     retain: int
     start_empty: bool = False
     slots: int = 8
+    host_bytes: int = 0
+    host_folder: str = ""
     batch_run: TaskRun | None = None
     gather_rows: int = 0
     order_by: tuple[str, ...] = ()
@@ -82,6 +87,7 @@ class TaskPlan:
 _cache = WorkerCache()
 _settled_in = 0
 _stores: dict[tuple[str, str, int, bool], EpochStore] = {}
+_hosts: dict[tuple[Path, int], HostFiles | None] = {}
 
 
 class StatefulTask:
@@ -144,6 +150,15 @@ def epoch_store(plan: TaskPlan) -> EpochStore:
     return _stores[name]
 
 
+def host_files(plan: TaskPlan, store: FileStore) -> HostFiles | None:
+    """Copies of state files on this host; none where a hard link out of storage does as well."""
+    folder = (Path(plan.host_folder) if plan.host_folder else local_root()) / f"{FOLDER_PREFIX}files-{os.getuid()}"
+    if (folder, plan.host_bytes) not in _hosts:
+        _hosts[folder, plan.host_bytes] = HostFiles.at(folder, plan.host_bytes)
+    local = store.local_path("state")
+    return None if local is not None and linkable(local, folder) else _hosts[folder, plan.host_bytes]
+
+
 def _own_range(plan: TaskPlan, info: TaskInfo) -> KeyGroupRange:
     if info.partition >= plan.parallelism:
         raise _renumbered(plan, info.partition)
@@ -171,10 +186,10 @@ class _Attempt:
 
     def run(self, batches: Iterator[pa.RecordBatch], spool: Spool) -> None:
         plan, start = self._plan, self._start
-        files = self._epochs.files(self._epoch, self._info.attempt)
+        files, new_base = self._files()
         url = self._epochs.store.url
         wanted = Wanted(SlotKey(url, plan.uid, self._key_groups, plan.backend), plan.key_type, plan.max_parallelism,
-                        start.base, files, plan.backend_options)
+                        start.base, files, plan.backend_options, self._epoch.epoch, new_base)
         _cache.limit = plan.slots
         with _cache.lease(wanted) as lease:
             operator_state = self._operator_state()
@@ -183,14 +198,24 @@ class _Attempt:
                 return  # another action on the same batch: the epoch stands, this pass only repeats the output
             began = time.perf_counter()
             handle = lease.keyed.snapshot(self._epoch.epoch + 1, files).run()
-            statistics = replace(self._statistics, new_bytes=handle.new_bytes, restored=lease.restored,
-                                 restore_ms=lease.milliseconds, store_ms=_ms_since(began))
+            warmed = lease.restored == "restored" and isinstance(files, WarmFiles) and files.warm
+            statistics = replace(self._statistics, new_bytes=handle.new_bytes, restore_ms=lease.milliseconds,
+                                 restored="warmed" if warmed else lease.restored, store_ms=_ms_since(began))
             ack = Acknowledgement(self._key_groups, self._info.attempt, handle, _stored(operator_state),
                                   self._batch_time, self._max_event_time, statistics)
             manifest = self._epochs.acknowledge(self._info.run, start, plan.parallelism, ack)
             lease.settle(self._info.attempt, handle, self._epoch.epoch + 1)
         if manifest is not None:
             self._clean_up(manifest)
+
+    def _files(self) -> tuple[StateFiles, BaseTarget]:
+        """Where this attempt's files go and all files come from; and where a base goes that is made after it."""
+        own = self._epochs.files(self._epoch, self._info.attempt)
+        later = self._epochs.files(self._epoch._replace(epoch=self._epoch.epoch + ADOPT_WITHIN), self._info.attempt)
+        host = host_files(self._plan, self._epochs.store)
+        if host is None:
+            return own, BaseTarget(later, later)
+        return WarmFiles(own, host), BaseTarget(later, WarmFiles(later, host))
 
     def _operator_state(self) -> OperatorStateStore:
         base, plan = self._start.base, self._plan

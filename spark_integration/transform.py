@@ -106,6 +106,8 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
         columns=columns, output=arrow_output, operator=make_operator(columns), function_name=function_name,
         backend=backend, backend_options=_backend_options(session, backend, backend_options), delay_ms=delay_ms,
         retain=_retain(session, retain), start_empty=start_empty, slots=_slots(session, width),
+        host_bytes=size_bytes(session.conf.get("spark.holdfast.hostCopies", "2GiB")),
+        host_folder=session.conf.get("spark.holdfast.hostCopiesDir", ""),
         batch_run=_batch_run(df, epoch), gather_rows=gather_rows,
         order_by=_order(df, order_by), broadcast_table=table, versions=versions())
     if shared:

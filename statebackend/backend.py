@@ -84,9 +84,33 @@ class PendingSnapshot(ABC):
         """Give it up, before or while `run` goes on; `run` then raises `Conflict`. Idempotent."""
 
 
-class KeyedBackend(ABC):
-    """The keyed state of one operator subtask, for a range of key groups. Belongs to one thread."""
+class PendingBase(ABC):
+    """A new base for incremental snapshots: what the last snapshot holds, whole, and still to be written."""
 
+    @abstractmethod
+    def run(self) -> None:
+        """Write the files; once, on any thread. A failure leaves the backend as it is, on its old base."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Give it up, before or while `run` goes on; `run` then raises `Conflict`. Idempotent."""
+
+    @abstractmethod
+    def adopt(self) -> bool:
+        """On the owner's thread, after `run`: the next snapshot is this base and the changes since.
+
+        False: the backend has left the chain that this was to replace, and nothing will name its files.
+        """
+
+
+class KeyedBackend(ABC):
+    """The keyed state of one operator subtask, for a range of key groups. Belongs to one thread.
+
+    log_patience  how many times its usual size the log of incremental snapshots may reach before a snapshot stores
+                  everything anew. Callers that see to new bases (`new_base`) raise it, so that no snapshot has to.
+    """
+
+    log_patience: int = 1
     uid: str
     key_type: StateType
     max_parallelism: int
@@ -155,11 +179,18 @@ class KeyedBackend(ABC):
     def catch_up(self, handle: KeyedHandle, source: SnapshotSource) -> bool:
         """Bring a backend, unchanged since its last snapshot, forward to `handle`, which is that snapshot and more.
 
-        The files of `handle` start with the files of the last snapshot's handle; the rest are entry files. They are
-        applied as stored state, not as changes, and the next incremental snapshot builds on `handle`. False: this
+        The last file of the last snapshot's handle is among the files of `handle`; those behind it are entry files. They
+        are applied as stored state, not as changes, and the next incremental snapshot builds on `handle`. False: this
         backend can't; nothing has changed, and the caller restores anew.
         """
         return False
+
+    def new_base(self, target: SnapshotTarget) -> PendingBase | None:
+        """The synchronous part of a new base, right after a snapshot has run; None where the log is not long enough.
+
+        Like a snapshot it takes as long for any state. One at a time.
+        """
+        return None
 
     @abstractmethod
     def sweep(self, limit: int = 2048) -> int:
@@ -223,4 +254,4 @@ _BUILT_IN = {
     "rocksdb": "statebackend.rocksdb:RocksDBBackend",
 }
 
-__all__ = ["Backend", "KeyedBackend", "KeyedHandle", "PendingSnapshot", "backend_names", "create_backend"]
+__all__ = ["Backend", "KeyedBackend", "KeyedHandle", "PendingBase", "PendingSnapshot", "backend_names", "create_backend"]

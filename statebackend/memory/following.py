@@ -29,8 +29,14 @@ def can_build_on(keyed: MemoryKeyed, handle: KeyedHandle, ids: dict[str, int]) -
 
 
 def missing_files(held: tuple[StateFile, ...], wanted: tuple[StateFile, ...]) -> tuple[StateFile, ...] | None:
-    """The files that lead from one chain to the other; None where they do not."""
-    return wanted[len(held):] if wanted[:len(held)] == held else None
+    """The files that lead from one chain to the other; None where they do not.
+
+    A file is one attempt's alone, and the state after it is the same on whatever base it lies: holding it, only those
+    behind it are missing, also where the chain has been put on a new base meanwhile.
+    """
+    if not held:
+        return wanted
+    return wanted[wanted.index(held[-1]) + 1:] if held[-1] in wanted else None
 
 
 def read_changes(keyed: MemoryKeyed, files: tuple[StateFile, ...], source: SnapshotSource,

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statebackend.backend import KeyedBackend, KeyedHandle
+from statebackend.backend import KeyedBackend, KeyedHandle, PendingBase
 from statebackend.clock import Clock
 from statebackend.descriptors import StateDescriptor, StateKind
 from statebackend.entries import key_groups_of_entries
 from statebackend.errors import Closed, HoldfastError, InvalidRequest
-from statebackend.files import SnapshotSource, SnapshotTarget
+from statebackend.files import SnapshotSource, SnapshotTarget, StateFile
 from statebackend.keygroups import KeyGroupRange, key_groups_of
 from statebackend.memory import following
 from statebackend.memory.batch_state import leave_columns
@@ -29,7 +29,7 @@ from statebackend.memory.list_state import MemoryListState
 from statebackend.memory.map_state import MapPart, MemoryMapState
 from statebackend.memory.restore import EntryDecoder, RawState, larger_batches, read_handles
 from statebackend.memory.runs import Rows
-from statebackend.memory.snapshot import Chain, MemorySnapshot, SnapshotPlan
+from statebackend.memory.snapshot import Chain, MemoryBase, MemorySnapshot, SnapshotPlan
 from statebackend.memory.table_state import TableState
 from statebackend.memory.timers import MemoryTimers, TimerTable
 from statebackend.memory.value_state import value_state_class
@@ -243,15 +243,41 @@ class MemoryKeyed(KeyedBackend):
         with self.lock:
             epoch = self._freeze()
             parent = None if full or not self._incremental else self._chain
-            if parent is not None and parent.wants_new_base():
+            if parent is not None and parent.wants_new_base(self.log_patience):
                 parent = None
-            views = [self._view(table, epoch) for table in self._all_tables()]
-            raw = [] if parent is not None else [(state.schema, state.entries()) for state in self._raw.values()]
-            plan = SnapshotPlan(checkpoint_id, epoch.number, parent, views, list(raw), self._schemas(),
-                                self._incremental, self._max_state_size)
-            pending = MemorySnapshot(self, target, plan)
+            pending = MemorySnapshot(self, target, self._plan(checkpoint_id, epoch, parent))
             self._unfinished.append(pending)
         return pending
+
+    def _plan(self, checkpoint_id: int, epoch: Epoch, parent: Chain | None) -> SnapshotPlan:
+        views = [self._view(table, epoch) for table in self._all_tables()]
+        raw = [] if parent is not None else [(state.schema, state.entries()) for state in self._raw.values()]
+        return SnapshotPlan(checkpoint_id, epoch.number, parent, views, list(raw), self._schemas(), self._incremental,
+                            self._max_state_size)
+
+    def new_base(self, target: SnapshotTarget) -> PendingBase | None:
+        self.require_open()
+        with self.lock:
+            under = self._newest_chain()
+            if under is None or not under.files or not under.wants_new_base() or \
+                    following.has_changes(self._all_tables()):
+                return None
+            pending = MemoryBase(self, target, self._plan(-1, self._freeze(), None), under)
+            self._unfinished.append(pending)
+        return pending
+
+    def rebase(self, under: Chain, base: tuple[StateFile, ...]) -> bool:
+        """Put a new base under the deltas: it holds what `under` did, which the chain has grown from."""
+        self.require_open()
+        with self.lock:
+            chain = self._chain
+            if chain is None or self._candidates or chain.files[:len(under.files)] != under.files:
+                return False
+            self._chain = Chain(chain.checkpoint_id, chain.epoch, (*base, *chain.files[len(under.files):]))
+        return True
+
+    def _newest_chain(self) -> Chain | None:
+        return max(self._candidates.values(), key=lambda chain: chain.epoch, default=self._chain)
 
     def _all_tables(self) -> list[Layers]:
         return [*self._tables.values(), *self._timers.tables.values()]
@@ -438,7 +464,7 @@ class MemoryKeyed(KeyedBackend):
 
     def catch_up(self, handle: KeyedHandle, source: SnapshotSource) -> bool:
         self.require_open()
-        newest = max(self._candidates.values(), key=lambda chain: chain.epoch, default=self._chain)
+        newest = self._newest_chain()
         if newest is None or self._raw or not following.can_build_on(self, handle, self._ids) or \
                 set(handle.schemas) != set(self._schemas()) or following.has_changes(self._all_tables()):
             return False

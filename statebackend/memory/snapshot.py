@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from statebackend.backend import KeyedHandle, PendingSnapshot
+from statebackend.backend import KeyedHandle, PendingBase, PendingSnapshot
 from statebackend.entries import write_entries
 from statebackend.errors import Conflict, HoldfastError, InvalidRequest, Unavailable
 from statebackend.files import SnapshotTarget, StateFile
@@ -33,10 +33,10 @@ class Chain:
     epoch: int
     files: tuple[StateFile, ...]
 
-    def wants_new_base(self) -> bool:
+    def wants_new_base(self, patience: int = 1) -> bool:
         """Whether the deltas have outgrown the base, so that replaying them costs more than writing it anew."""
         deltas = sum(file.size for file in self.files[1:])
-        return not self.files or deltas > self.files[0].size or len(self.files) >= MAX_FILES
+        return not self.files or deltas > patience * self.files[0].size or len(self.files) >= patience * MAX_FILES
 
 
 class Phase(Enum):
@@ -61,7 +61,12 @@ class SnapshotPlan:
 
 
 class MemorySnapshot(PendingSnapshot):
-    """One pending snapshot of a keyed backend. Only `cancel` may be called from another thread while it runs."""
+    """One pending snapshot of a keyed backend. Only `cancel` may be called from another thread while it runs.
+
+    `builds`: later snapshots may build on it once its checkpoint is completed.
+    """
+
+    builds = True
 
     def __init__(self, keyed: MemoryKeyed, target: SnapshotTarget, plan: SnapshotPlan) -> None:
         self._keyed = keyed
@@ -96,7 +101,7 @@ class MemorySnapshot(PendingSnapshot):
                 view.release()
             del plan
             self.phase = Phase.ENDED
-            self._keyed.snapshot_ended(self, chain)
+            self._keyed.snapshot_ended(self, chain if self.builds else None)
 
     def cancel(self) -> None:
         with self._keyed.lock:
@@ -156,3 +161,21 @@ class MemorySnapshot(PendingSnapshot):
                                  operator=self._keyed.uid, found=f"more than {plan.max_state_size} bytes",
                                  expected=f"at most {plan.max_state_size} bytes", checkpoint_id=plan.checkpoint_id,
                                  hint="use the filesystem or rocksdb backend, or raise max_state_size")
+
+
+class MemoryBase(MemorySnapshot, PendingBase):
+    """All that the newest snapshot holds in one file, to take the place of the files of its chain."""
+
+    builds = False
+
+    def __init__(self, keyed: MemoryKeyed, target: SnapshotTarget, plan: SnapshotPlan, under: Chain) -> None:
+        super().__init__(keyed, target, plan)
+        self._under = under
+        self._made: KeyedHandle | None = None
+
+    def run(self) -> KeyedHandle:  # type: ignore[override]
+        self._made = super().run()
+        return self._made
+
+    def adopt(self) -> bool:
+        return self._made is not None and self._keyed.rebase(self._under, self._made.files)

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from statebackend.backend import PendingBase
 from statebackend.files import SnapshotTarget, StateFile
 from statebackend.rocksdb.changelog import Changelog
+from statebackend.rocksdb.following import missing_log
 from statebackend.rocksdb.handles import Chain
 from statebackend.rocksdb.options import RocksDBOptions
 from statebackend.rocksdb.snapshot import (
@@ -53,6 +55,8 @@ class Checkpoints:
         self._directory = directory
         self._floor = options.size("log_floor_bytes")
         self._log_files = options.log_max_files
+        self.patience = 1
+        """How many times its limits a log may reach before a snapshot materialises: callers that make bases raise it."""
         self._chain: Chain | None = Chain() if fresh else None
         """What the log is relative to: nothing at first; None where only a materialisation can be the next."""
         self._tables: Stored = {}
@@ -89,10 +93,10 @@ class Checkpoints:
     def _should_materialise(self) -> bool:
         chain = self._chain
         logs = [*(epoch.log for epoch in self._epochs), self._engine.log]
-        if chain is None or not all(log.complete for log in logs) or len(chain.log) + 1 > self._log_files:
+        if chain is None or not all(log.complete for log in logs) or len(chain.log) + 1 > self._log_files * self.patience:
             return True
         logged, rows = sum(log.bytes for log in logs), self._engine.dirty_rows()
-        return chain.log_bytes + logged + int(rows * self._row_bytes()) > self._log_limit()
+        return chain.log_bytes + logged + int(rows * self._row_bytes()) > self._log_limit(chain) * self.patience
 
     def _row_bytes(self) -> float:
         """About what a change takes in the log: as the last ones did, else as the stored entries do, and some more."""
@@ -101,19 +105,18 @@ class Checkpoints:
         keys = self._engine.parts.estimated_keys()
         return 1.2 * self._engine.parts.live_bytes() / keys if keys else 48
 
-    def _log_limit(self) -> int:
+    def _log_limit(self, chain: Chain | None) -> int:
         """A log may grow to the size of what it is a log to, and to the floor in any case."""
-        base = sum(part.size for part in self._chain.parts) if self._chain is not None else 0
-        return max(self._floor, base)
+        return max(self._floor, sum(part.size for part in chain.parts) if chain is not None else 0)
 
     def trim_log(self) -> None:
         """Stop recording changes once the next snapshot has to materialise anyway."""
-        log, limit = self._engine.log, self._log_limit()
-        if self._row_bytes_seen and 2 * self._row_bytes_seen * log.rows < limit:
+        log, limit = self._engine.log, self._log_limit(self._chain)
+        if self._row_bytes_seen and 2 * self._row_bytes_seen * log.rows < limit * self.patience:
             return  # far from it: this comes after each eviction, and asking the file takes its time
         if self._epochs:  # a materialisation may be under way, whose size is not known yet
             limit = max(limit, self._engine.parts.live_bytes())
-        if log.bytes > limit:
+        if log.bytes > limit * self.patience:
             log.give_up()
 
     def _finished(self, checkpoint_id: int, generation: Generation, chain: Chain | None) -> None:
@@ -143,6 +146,26 @@ class Checkpoints:
         self._tables = finished.tables if finished.chain is not None else {}
         self._epochs = [epoch for epoch in self._epochs if epoch.number > finished.generation]
 
+    def new_base(self, target: SnapshotTarget, description: Description) -> RocksBase | None:
+        """A materialisation of what the newest snapshot holds, to be made beside the next ones."""
+        under = self.newest_chain()
+        if under is None or not self._wants_base(under) or self._engine.has_changes():
+            return None
+        generation = self._engine.freeze(self._directory / f"base-{self._engine._epoch}", log_next=True)
+        self._epochs.append(_Epoch(generation.number, generation.log))
+        return RocksBase(self, under, self.tables, self._engine, generation, target, description)
+
+    def _wants_base(self, chain: Chain) -> bool:
+        return len(chain.log) >= self._log_files or chain.log_bytes > self._log_limit(chain)
+
+    def rebase(self, under: Chain, base: Chain, tables: Stored) -> bool:
+        """Put a new base under the log: `base` holds what `under` did, which the chain has grown from."""
+        chain = self._chain
+        if chain is None or self._done or self._running or missing_log(under, chain) is None:
+            return False
+        self._chain, self._tables = Chain(base.parts, chain.log[len(under.log):]), tables
+        return True
+
     def newest_chain(self) -> Chain | None:
         """What the newest finished snapshot holds, completed or not."""
         with self._lock:
@@ -171,3 +194,26 @@ class Checkpoints:
             self._done.pop(checkpoint_id, None)
         if snapshot is not None:
             snapshot.cancel()
+
+
+class RocksBase(PendingBase):
+    """A materialisation that takes the place of a chain's files once it is stored."""
+
+    def __init__(self, checkpoints: Checkpoints, under: Chain, stored: Stored, engine: WriteBack, generation: Generation,
+                 target: SnapshotTarget, description: Description) -> None:
+        self._checkpoints, self._under = checkpoints, under
+        self._made: Chain | None = None
+        self._snapshot = MaterialisedSnapshot(generation.number, engine, generation, target, description, self._finished)
+        self._snapshot.reusing(stored)
+
+    def _finished(self, _number: int, _generation: Generation, chain: Chain | None) -> None:
+        self._made = chain
+
+    def run(self) -> None:
+        self._snapshot.run()
+
+    def cancel(self) -> None:
+        self._snapshot.cancel()
+
+    def adopt(self) -> bool:
+        return self._made is not None and self._checkpoints.rebase(self._under, self._made, self._snapshot.uploaded)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from statebackend.backend import KeyedBackend, KeyedHandle, PendingSnapshot
+from statebackend.backend import KeyedBackend, KeyedHandle, PendingBase, PendingSnapshot
 from statebackend.clock import Clock
 from statebackend.descriptors import StateDescriptor, StateKind
 from statebackend.errors import Closed, InvalidRequest
@@ -230,6 +230,19 @@ class RocksDBKeyed(KeyedBackend):
                                   self._sequence.next)
         return self._checkpoints.snapshot(checkpoint_id, target, description, self._live_filter() if full else None,
                                           full=full)
+
+    @property
+    def log_patience(self) -> int:  # type: ignore[override]
+        return self._checkpoints.patience
+
+    @log_patience.setter
+    def log_patience(self, times: int) -> None:
+        self._checkpoints.patience = times
+
+    def new_base(self, target: SnapshotTarget) -> PendingBase | None:
+        self._require_open()
+        return self._checkpoints.new_base(target, Description(
+            self.key_groups, self.max_parallelism, self.key_type, self.schemas(), self._sequence.next))
 
     def _live_filter(self) -> Callable[[bytes, bytes], bool] | None:
         """Which entries a full snapshot keeps, as of now."""

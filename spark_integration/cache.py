@@ -29,7 +29,7 @@ from statebackend.keygroups import KeyGroupRange
 from statebackend.types import StateType
 
 FOLDER_PREFIX = "holdfast-"
-PATIENCE = 2
+PATIENCE = 3
 """How many times the size of its base a log may reach: at one a new base is begun, at this a batch has to store it."""
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from statebackend.backend import PendingBase
 from statebackend.files import SnapshotTarget, StateFile
 from statebackend.rocksdb.changelog import Changelog
-from statebackend.rocksdb.following import missing_log
 from statebackend.rocksdb.handles import Chain
 from statebackend.rocksdb.options import RocksDBOptions
 from statebackend.rocksdb.snapshot import (
@@ -161,8 +160,9 @@ class Checkpoints:
     def rebase(self, under: Chain, base: Chain, tables: Stored) -> bool:
         """Put a new base under the log: `base` holds what `under` did, which the chain has grown from."""
         chain = self._chain
-        if chain is None or self._done or self._running or missing_log(under, chain) is None:
-            return False
+        if chain is None or self._done or self._running or chain.parts != under.parts or \
+                chain.log[:len(under.log)] != under.log:
+            return False  # also where another base has the same state: it may lack files that this one has in common with ours
         self._chain, self._tables = Chain(base.parts, chain.log[len(under.log):]), tables
         return True
 

@@ -34,10 +34,14 @@ def stored_tables(chain: Chain) -> dict[tuple[int, str, int], StateFile]:
 
 
 def missing_log(held: Chain, wanted: Chain) -> tuple[StateFile, ...] | None:
-    """The log files that lead from one chain to the other; None where they do not."""
-    if held.parts != wanted.parts or wanted.log[:len(held.log)] != held.log:
-        return None
-    return wanted.log[len(held.log):]
+    """The log files that lead from one chain to the other; None where they do not.
+
+    A log file is one attempt's alone, and the state after it is the same on whatever base it lies: holding it, only those
+    behind it are missing, also where the chain has been put on a new base meanwhile.
+    """
+    if held.log:
+        return wanted.log[wanted.log.index(held.log[-1]) + 1:] if held.log[-1] in wanted.log else None
+    return wanted.log if held.parts == wanted.parts else None
 
 
 def apply_log(files: tuple[StateFile, ...], source: SnapshotSource, parts: Parts, key_groups: KeyGroupRange) -> None:

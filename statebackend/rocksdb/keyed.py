@@ -289,7 +289,8 @@ class RocksDBKeyed(KeyedBackend):
         self._sequence.next = max(self._sequence.next, int(handle.meta.get("next_sequence", 0)))
         for table in self._timer_tables.values():
             table.forget_head()
-        self._checkpoints.adopt(wanted, self._checkpoints.tables)
+        named = set(wanted.files())
+        self._checkpoints.adopt(wanted, {name: file for name, file in self._checkpoints.tables.items() if file in named})
         return True
 
     # -- clean-up

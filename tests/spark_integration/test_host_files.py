@@ -55,6 +55,11 @@ def stored(files: Any, data: bytes) -> StateFile:
     return done[0]
 
 
+def contents(files: Any, file: StateFile) -> bytes:
+    with files.open(file) as stream:
+        return bytes(stream.read())
+
+
 def local_file(tmp_path: Path, data: bytes) -> Path:
     path = tmp_path / "000012.sst"
     path.write_bytes(data)
@@ -64,7 +69,7 @@ def local_file(tmp_path: Path, data: bytes) -> Path:
 def test_what_one_worker_stored_another_reads_here(storage: Storage, tmp_path: Path) -> None:
     first, second = worker(storage, tmp_path), worker(storage, tmp_path)
     files = [stored(first, b"written"), first.upload(local_file(tmp_path, b"uploaded"), "table", shared=True)]
-    assert [second.open(file).read() for file in files] == [b"written", b"uploaded"]
+    assert [contents(second, file) for file in files] == [b"written", b"uploaded"]
     second.fetch(files[1], tmp_path / "placed")
     assert (tmp_path / "placed").read_bytes() == b"uploaded"
     assert (storage.reads, second.found, second.warm) == (0, 3, True)
@@ -74,7 +79,7 @@ def test_what_one_worker_read_another_need_not(storage: Storage, tmp_path: Path)
     files = [stored(storage, b"opened"), stored(storage, b"fetched"), stored(storage, b"large" * 10)]
     first, second = worker(storage, tmp_path), worker(storage, tmp_path)
     for one in (first, second):
-        assert one.open(files[0]).read() == b"opened"
+        assert contents(one, files[0]) == b"opened"
         one.fetch(files[1], tmp_path / f"placed-{id(one)}")
     assert (first.read, first.warm) == (2, False)
     assert (storage.reads, second.read, second.warm) == (2, 0, True)
@@ -89,7 +94,7 @@ def test_a_damaged_copy_is_removed_and_read_from_storage(harm: str, storage: Sto
     copy.write_bytes({"flip": b"S" + data[1:], "cut": data[:-1], "empty": b""}[harm])
     warm = worker(storage, tmp_path)
     warm.fetch(file, tmp_path / "placed")
-    assert (tmp_path / "placed").read_bytes() == warm.open(file).read() == data
+    assert (tmp_path / "placed").read_bytes() == contents(warm, file) == data
     assert (storage.reads, warm.read, warm.found) == (1, 1, 1), "and it is kept again"
 
 
@@ -111,9 +116,9 @@ def test_the_longest_unused_copies_go_when_there_are_too_many(storage: Storage, 
     files = [stored(warm, bytes([n]) * 10_000) for n in range(30)]
     held = sum(copy.stat().st_size for copy in copies(tmp_path))
     assert 50_000 <= held <= 110_000
-    assert warm.open(files[-1]).read() == bytes([29]) * 10_000
+    assert contents(warm, files[-1]) == bytes([29]) * 10_000
     assert warm.found == 1
-    warm.open(files[0])
+    contents(warm, files[0])
     assert warm.read == 1
 
 
@@ -123,11 +128,12 @@ def test_a_copy_in_use_outlives_one_that_is_not(storage: Storage, tmp_path: Path
     for age, file in ((300, used), (200, unused)):
         path = tmp_path / "host" / f"{file.checksum}-{file.size}"
         os.utime(path, (time.time() - age,) * 2)
-    warm.open(used)
     for n in range(9):
         stored(warm, bytes([n]) * 10_000)
-    warm.open(used)
-    warm.open(unused)
+        if n == 6:
+            contents(warm, used)
+    contents(warm, used)
+    contents(warm, unused)
     assert (warm.found, warm.read) == (2, 1)
 
 
@@ -135,7 +141,7 @@ def test_a_file_larger_than_the_limit_is_not_kept(storage: Storage, tmp_path: Pa
     warm = worker(storage, tmp_path, limit=100)
     file = stored(warm, b"x" * 101)
     warm.upload(local_file(tmp_path, b"y" * 101), "table", shared=True)
-    assert warm.open(file).read() == b"x" * 101
+    assert contents(warm, file) == b"x" * 101
     assert copies(tmp_path) == []
 
 
@@ -168,7 +174,7 @@ def test_without_a_folder_everything_still_works(storage: Storage, tmp_path: Pat
     warm = worker(storage, tmp_path)
     (tmp_path / "host").rmdir()
     file = stored(warm, b"written")
-    assert warm.open(file).read() == b"written"
+    assert contents(warm, file) == b"written"
     warm.fetch(file, tmp_path / "placed")
     assert warm.upload(tmp_path / "placed", "table", shared=True).size == 7
     assert (warm.found, warm.read) == (0, 2)
@@ -193,11 +199,11 @@ import itertools, sys
 from pathlib import Path
 from spark_integration.host_files import HostFiles, WarmFiles
 from statebackend.files import LocalFiles, writing
-warm = WarmFiles(LocalFiles(sys.argv[1]), HostFiles.at(Path(sys.argv[2]), 1 << 22))
+warm = WarmFiles(LocalFiles(sys.argv[1]), HostFiles.at(Path(sys.argv[2]), 1 << 28))
 for number in itertools.count():
     with writing(warm, "delta", shared=True) as (writer, done):
         for part in range(20):
-            writer.write(number.to_bytes(4, "big") * 10_000)
+            writer.write(number.to_bytes(4, "big") * 1_000)
     file = done[0]
     print(file.path, file.size, file.checksum, flush=True)
 """
@@ -210,8 +216,8 @@ def test_a_process_killed_while_it_copies_leaves_nothing_that_is_trusted(storage
     lines = [[run.stdout.readline().split() for _ in range(8)] for run in runs if run.stdout is not None]
     for run in runs:
         run.send_signal(signal.SIGKILL)
-        run.wait()
-    warm = worker(storage, tmp_path, limit=1 << 22)
+        run.communicate()
+    warm = worker(storage, tmp_path, limit=1 << 28)
     for path, size, checksum in (line for some in lines for line in some):
         file = StateFile(path, int(size), checksum)
         with warm.open(file) as stream:

@@ -119,16 +119,16 @@ def test_a_base_of_a_chain_that_was_left_is_not_adopted(counting: Counting, tmp_
 
 
 def test_without_bases_the_log_stays_below_its_bound(counting: Counting) -> None:
-    """Nobody makes the base that is wanted: a snapshot stores all anew before the log is twice the state."""
-    largest, anew = 0.0, 0
-    first = counting.handle.size
+    """Nobody makes the base that is wanted: a snapshot stores all anew before the log is more than twice the base."""
+    anew, longest = 0, 0.0
     for _ in range(80):
         before = counting.handle
         handle = counting.change()
         anew += len(handle.files) < len(before.files)
-        largest = max(largest, handle.size / first)
+        log = sum(file.size for file in handle.files if "delta" in file.path)
+        longest = max(longest, (log - handle.new_bytes) / (handle.size - log))
     assert anew >= 1
-    assert largest < 4
+    assert 1 < longest <= 2
 
 
 class _Broken:

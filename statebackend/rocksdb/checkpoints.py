@@ -158,11 +158,14 @@ class Checkpoints:
         return len(chain.log) >= self._log_files or chain.log_bytes > self._log_limit(chain)
 
     def rebase(self, under: Chain, base: Chain, tables: Stored) -> bool:
-        """Put a new base under the log: `base` holds what `under` did, which the chain has grown from."""
+        """Put a new base under the log: `base` holds what `under` did, which the chain has grown from.
+
+        Not where the chain came to lie on another base meanwhile: files that ours shares with the old one may be gone.
+        """
         chain = self._chain
         if chain is None or self._done or self._running or chain.parts != under.parts or \
                 chain.log[:len(under.log)] != under.log:
-            return False  # also where another base has the same state: it may lack files that this one has in common with ours
+            return False
         self._chain, self._tables = Chain(base.parts, chain.log[len(under.log):]), tables
         return True
 

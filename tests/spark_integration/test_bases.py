@@ -160,7 +160,7 @@ class Host:
 
     def batch(self, worker: Worker, batch: int, rows: list[str]) -> Manifest:
         self.start(worker, batch, rows)
-        assert {user: n for user, n in worker.answer()}.keys() == set(rows)
+        assert dict(worker.answer()).keys() == set(rows)
         return self.epochs.latest()
 
     @property
@@ -225,8 +225,8 @@ def test_a_base_whose_worker_was_killed_is_made_again_and_its_files_go(host: Hos
     other = host.worker()
     latest = host.batch(other, batch, USERS)
     assert latest.parts[0].statistics.restored == "warmed"
-    for batch in range(batch + 1, batch + 12):
-        latest = host.batch(other, batch, USERS)
+    for later in range(batch + 1, batch + 12):
+        latest = host.batch(other, later, USERS)
     assert other.bases, "the next worker makes one"
     assert not {Path(path).name for path in latest.files()} & orphans
     host.age()
@@ -234,8 +234,8 @@ def test_a_base_whose_worker_was_killed_is_made_again_and_its_files_go(host: Hos
     assert orphans <= {path.name for path in stored.iterdir()}, "they might still be named"
     far = begun + ADOPT_WITHIN + 10
     latest = host.batch(other, far, USERS)
-    for batch in range(far + 1, far + 4):
-        latest = host.batch(other, batch, USERS)
+    for later in range(far + 1, far + 4):
+        latest = host.batch(other, later, USERS)
     host.age()
     host.epochs.forget(latest, 3)
     assert not orphans & {path.name for path in stored.iterdir()}

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from spark_integration.bases import BaseTarget, Making, begin
 from spark_integration.epochs import Manifest
+from spark_integration.host_files import WarmFiles
 from statebackend.backend import Backend, KeyedBackend, KeyedHandle, create_backend
 from statebackend.clock import ManualClock
 from statebackend.files import SnapshotSource
@@ -197,6 +198,8 @@ class WorkerCache:
         backend = create_backend(wanted.key.backend, **options)
         clock = ManualClock(0)
         try:
+            if isinstance(wanted.source, WarmFiles):
+                wanted.source.bring(file for handle in handles for file in handle.files)
             keyed = backend.keyed(uid=wanted.key.uid, key_type=wanted.key_type,
                                   max_parallelism=wanted.max_parallelism, key_groups=wanted.key.key_groups,
                                   clock=clock, restore=list(handles), source=wanted.source)

@@ -13,12 +13,13 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from statebackend.errors import CorruptData
+from statebackend.errors import CorruptData, HoldfastError
 from statebackend.files import FileWriter, SnapshotSource, SnapshotTarget, StateFile, verify_local
 
 UNUSED_S = 86_400
@@ -27,6 +28,7 @@ ABANDONED_S = 3_600
 """A copy that has been in the making for so long never will be one."""
 LOOK_EVERY = 64
 """A process adds up its folder after this many copies, or this part of its limit in bytes."""
+FETCHERS = 8
 _TEMPORARY = "."
 _WHOLE_BYTES = 32 << 20
 
@@ -73,9 +75,13 @@ class HostFiles:
             return None
         return path
 
+    def has(self, file: StateFile) -> bool:
+        """Whether there is a copy, good or not."""
+        return self._path(file).exists()
+
     def keep(self, local: Path, file: StateFile) -> None:
         """Keep a finished, immutable local file: linked, or copied from another filesystem."""
-        if file.size > self.limit or self._path(file).exists():
+        if file.size > self.limit or self.has(file):
             return
         with self._arriving(file) as arriving:
             try:
@@ -158,6 +164,22 @@ class WarmFiles:
     def warm(self) -> bool:
         """Whether all that was asked for was on this host."""
         return self.found > 0 and self.read == 0
+
+    def bring(self, files: Iterable[StateFile]) -> None:
+        """Copy what is missing here from storage, several at once: a restore then waits for storage once, not per file.
+
+        Best effort: whoever reads a file that could not be copied is told why.
+        """
+        missing = {file.path: file for file in files if file.inline is None and not self._host.has(file)}
+        if len(missing) > 1 and sum(file.size for file in missing.values()) <= self._host.limit // 2:
+            with ThreadPoolExecutor(FETCHERS) as pool:
+                self.read += sum(pool.map(self._brought, missing.values()))
+
+    def _brought(self, file: StateFile) -> bool:
+        with contextlib.suppress(HoldfastError, OSError):
+            self._downloaded(file).close()
+            return True
+        return False
 
     def create(self, hint: str, *, shared: bool) -> FileWriter:
         return _KeptWriter(self._files.create(hint, shared=shared), self._host)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,39 @@ def test_what_one_worker_read_another_need_not(storage: Storage, tmp_path: Path)
         one.fetch(files[1], tmp_path / f"placed-{id(one)}")
     assert (first.read, first.warm) == (2, False)
     assert (storage.reads, second.read, second.warm) == (2, 0, True)
+
+
+class Together(Storage):
+    """Storage whose answers come only while several are asked for at once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.meeting = threading.Barrier(4, timeout=20)
+
+    def fetch(self, file: StateFile, local: Path) -> None:
+        self.meeting.wait()
+        super().fetch(file, local)
+
+
+def test_what_is_missing_is_brought_several_files_at_once(tmp_path: Path) -> None:
+    storage = Together(tmp_path / "storage")
+    files = [stored(storage, b"number %d" % n) for n in range(9)]
+    warm = worker(storage, tmp_path)
+    contents(warm, files[0])
+    warm.bring(files)
+    assert (storage.reads, warm.read, warm.warm) == (9, 9, False)
+    assert [contents(warm, file) for file in files] == [b"number %d" % n for n in range(9)]
+    assert storage.reads == 9
+
+
+def test_what_can_not_be_brought_is_told_to_its_reader(storage: Storage, tmp_path: Path) -> None:
+    files = [stored(storage, b"number %d" % n) for n in range(3)]
+    (storage.directory / files[1].path).unlink()
+    warm = worker(storage, tmp_path)
+    warm.bring(files)
+    assert [contents(warm, files[n]) for n in (0, 2)] == [b"number 0", b"number 2"]
+    with pytest.raises(NotFound):
+        warm.open(files[1])
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty"])

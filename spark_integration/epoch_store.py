@@ -119,11 +119,14 @@ class EpochStore:
     def manifest(self, epoch: EpochId) -> Manifest:
         known = self._manifests.get(epoch)
         if known is None:
-            known = Manifest.from_json(self._read_json(f"manifests/{_name(epoch)}"))
-            self._manifests[epoch] = known
-            while len(self._manifests) > 4:
-                self._manifests.popitem(last=False)
+            known = self._know(Manifest.from_json(self._read_json(f"manifests/{_name(epoch)}")))
         return known
+
+    def _know(self, manifest: Manifest) -> Manifest:
+        self._manifests[manifest.id] = manifest
+        while len(self._manifests) > 4:
+            self._manifests.popitem(last=False)
+        return manifest
 
     def _manifest_if_any(self, epoch: EpochId) -> Manifest | None:
         try:
@@ -203,7 +206,7 @@ class EpochStore:
             self.store.create(f"manifests/{_name(epoch)}", msgspec.json.encode(manifest.to_json()))
         except Conflict:
             return None  # somebody saw it complete at the same moment
-        return manifest
+        return self._know(manifest)
 
     def _acknowledgements(self, paths: Iterable[str], own_name: str, own: Acknowledgement) -> list[Acknowledgement]:
         return [own if path.endswith(own_name) else Acknowledgement.from_json(self._read_json(path)) for path in paths]

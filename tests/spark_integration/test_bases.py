@@ -119,10 +119,11 @@ def test_a_worker_makes_one_base_at_a_time(files: EpochFiles) -> None:
 class Worker:
     """A worker process on this host, which can be killed."""
 
-    def __init__(self, folder: Path, backend: str, slow: float) -> None:
-        environment = {**os.environ, "SPARK_LOCAL_DIRS": str(folder / "local")}
-        self.process = subprocess.Popen([sys.executable, str(WORKER), str(folder / "state"), backend, str(slow)], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    def __init__(self, folder: Path, backend: str, slow: float, stall: int) -> None:
+        command = [sys.executable, str(WORKER), str(folder / "state"), backend, str(slow), str(stall)]
+        self.process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        env={**os.environ, "SPARK_LOCAL_DIRS": str(folder / "local")})
+        self.stalled = False
         self.bases: list[int] = []
 
     def tell(self, **what: Any) -> None:
@@ -136,6 +137,9 @@ class Worker:
             answer = json.loads(line)
             if "rows" in answer:
                 return list(answer["rows"])
+            if "stalled" in answer:
+                self.stalled = True
+                return []
             self.bases.append(answer["base"])
         raise AssertionError(f"the worker ended with {self.process.wait()}")
 
@@ -151,8 +155,8 @@ class Host:
         self.folder, self.run, self.workers = folder, uuid.uuid4().hex, list[Worker]()
         self.backend, self.slow = "rocksdb", 0.0
 
-    def worker(self) -> Worker:
-        self.workers.append(Worker(self.folder, self.backend, self.slow))
+    def worker(self, stall: int = 0) -> Worker:
+        self.workers.append(Worker(self.folder, self.backend, self.slow, stall))
         return self.workers[-1]
 
     def start(self, worker: Worker, batch: int, rows: list[str], index: int = 0, parallelism: int = 1) -> None:
@@ -251,6 +255,31 @@ def test_files_of_a_base_stay_until_an_epoch_can_name_them(host: Host) -> None:
         store = host.epochs.store
         assert all(store.exists(path) for path in latest.files())
     assert len(worker.bases) >= 2
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
+def test_a_worker_killed_while_it_starts_from_copies_leaves_them_to_the_next(backend: str, host: Host) -> None:
+    host.backend = backend
+    first = host.worker()
+    for batch in range(4):
+        host.batch(first, batch, USERS)
+    copies, = (host.folder / "local").glob("holdfast-files-*")
+    for stall in (1, 3):
+        second = host.worker(stall)
+        host.start(second, 4, USERS)
+        assert second.answer() == []
+        assert second.stalled
+        second.kill()
+    before = {path.name for path in copies.iterdir()}
+    third = host.worker()
+    latest = host.batch(third, 4, USERS)
+    assert latest.parts[0].statistics.restored == "warmed"
+    assert before <= {path.name for path in copies.iterdir()}
+    assert [folder.name for folder in (host.folder / "local").glob("holdfast-*-*") if "files" not in folder.name and
+            str(third.process.pid) not in folder.name and str(first.process.pid) not in folder.name] == [], \
+        "folders of dead workers are swept"
+    host.start(third, 5, ["user-7"])
+    assert third.answer() == [["user-7", 6]]
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])

@@ -6,6 +6,7 @@ so that copies on the host are used, and state is small, so that new bases are d
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint.dataflow.functions import KeyedProcessFunction
-from spark_integration import bases
+from spark_integration import bases, host_files
 from spark_integration import task as tasks
 from spark_integration.epochs import TaskRun
 from spark_integration.operators import Columns, FunctionOperator, OutputSchema
@@ -73,8 +74,23 @@ class _Slow:
         return getattr(self._pending, name)
 
 
+def stalling(real: Any, at: int) -> Any:
+    """A way to read a copy that never ends the `at`th time."""
+    calls = itertools.count(1)
+
+    def read(self: Any, *arguments: Any) -> Any:
+        if next(calls) == at:
+            print(json.dumps({"stalled": at}), flush=True)
+            time.sleep(600)
+        return real(self, *arguments)
+
+    return read
+
+
 def main() -> None:
-    checkpoint, backend, slow = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    checkpoint, backend, slow, stall = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+    host_files.WarmFiles.fetch = stalling(host_files.WarmFiles.fetch, stall)  # type: ignore[method-assign]
+    host_files.WarmFiles.open = stalling(host_files.WarmFiles.open, stall)  # type: ignore[method-assign]
     tasks.linkable = lambda _path, _folder: False  # type: ignore[attr-defined]
     making = bases.Making.__init__
 

@@ -70,6 +70,7 @@ def _epoch_row(manifest: Manifest) -> dict[str, Any]:
             "rows_out": sum(one.rows_out for one in done), "timers_fired": sum(one.timers_fired for one in done),
             "new_bytes": sum(one.new_bytes for one in done),
             "state_bytes": sum(part.handle.size for part in manifest.parts),
+            "restore_ms": max((one.restore_ms for one in done), default=0),
             "slowest_ms": max((one.restore_ms + one.process_ms + one.store_ms for one in done), default=0),
             "published_ms": manifest.published_ms}
 

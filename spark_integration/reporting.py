@@ -40,6 +40,8 @@ class ReportedQuery:
         self._started_ms = int(time.time() * 1000)
         self._last_epoch = -1
         self._vertices: list[dict[str, Any]] = []
+        self._state_bytes: dict[str, int] = {}
+        self._restore_ms: int | None = None
         self._ending: str | None = None
         self._busy = 0
         self._failure_told = False
@@ -54,6 +56,7 @@ class ReportedQuery:
         """What is new since the last report: epochs as checkpoints, progress as metrics, a failure once."""
         state = self._state()
         return {"state": state, "checkpoints": self._new_epochs(), "vertices": self._vertices, "metrics": self._metrics(),
+                "operators": {uid: {"state_bytes": size} for uid, size in self._state_bytes.items()},
                 "exceptions": self._failure() if state == "FAILED" else []}
 
     def execute(self, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +123,8 @@ class ReportedQuery:
         self._last_epoch = newest
         latest = {row["operator"]: row for row in reversed(rows)}
         self._vertices = [_vertex(row) for row in latest.values()] or self._vertices
+        self._state_bytes |= {uid: row["state_bytes"] for uid, row in latest.items()}
+        self._restore_ms = next((row["restore_ms"] for row in rows if row["restore_ms"]), self._restore_ms)
         by_epoch: dict[int, list[dict[str, Any]]] = {}
         for row in rows:
             by_epoch.setdefault(row["epoch"], []).append(row)
@@ -132,7 +137,8 @@ class ReportedQuery:
         return {"batchId": progress["batchId"], "numInputRows": progress["numInputRows"],
                 "inputRowsPerSecond": progress.get("inputRowsPerSecond"),
                 "processedRowsPerSecond": progress.get("processedRowsPerSecond"),
-                "batchDuration": progress.get("batchDuration"), "lastCompletedCheckpointId": self._last_epoch}
+                "batchDuration": progress.get("batchDuration"), "lastCompletedCheckpointId": self._last_epoch,
+                "lastRestoreDuration": self._restore_ms}
 
 
 def report_query(query: Any, checkpoint: str | os.PathLike[str], service: str,

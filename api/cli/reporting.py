@@ -38,7 +38,8 @@ class RunningJob:
         statistics = self._handle.statistics()
         new = self._unsent(statistics["exceptions"])
         return {"state": statistics["state"], "checkpoints": self._changed(statistics["checkpoints"]["history"]),
-                "exceptions": new, "metrics": self._metrics(statistics), "vertices": self._live_vertices(statistics)}
+                "exceptions": new, "metrics": self._metrics(statistics), "vertices": self._live_vertices(statistics),
+                "operators": self._operators(statistics)}
 
     def execute(self, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
         handle = self._handle
@@ -109,6 +110,15 @@ class RunningJob:
             vertex["subtasks"].append({"index": subtask["subtask"], "phase": subtask["phase"], **load})
         return list(live.values())
 
+    def _operators(self, statistics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """What is told of each operator that has state, or of whose keys enough were seen."""
+        last = statistics["checkpoints"]["latest"]["completed"]
+        details = self._handle.checkpoint_details(last["id"]) if last is not None else None
+        told = {uid: {"state_bytes": size} for uid, size in (details or {}).get("operators", {}).items() if size}
+        for uid, found in statistics["key_groups"].items():
+            told[uid] = {**told.get(uid, {}), "key_group_skew": found["skew"], "busiest_key_group": found["key_group"]}
+        return told
+
     def _metrics(self, statistics: dict[str, Any]) -> dict[str, Any]:
         checkpoints = statistics["checkpoints"]
         last = checkpoints["latest"]["completed"] or {}
@@ -120,6 +130,7 @@ class RunningJob:
             "totalNumberOfCheckpoints": checkpoints["counts"]["total"],
             "lastCheckpointDuration": last.get("end_to_end_duration"),
             "lastCheckpointSize": last.get("checkpointed_size"), "lastCheckpointFullSize": last.get("state_size"),
+            "lastRestoreDuration": statistics["last_restore_ms"],
             "lastCheckpointExternalPath": last.get("external_path"), "lastCompletedCheckpointId": last.get("id"),
             "numRecordsIn": sum(counters["records_in"] for counters in statistics["records"].values()),
             "numRecordsOut": sum(counters["records_out"] for counters in statistics["records"].values()),

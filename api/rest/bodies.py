@@ -59,14 +59,23 @@ class Registration(Body):
     restored: dict[str, Any] | None = None
 
 
+class OperatorReport(Body):
+    """An operator's state as of the last checkpoint, and how uneven its keys are: the busiest key group over the mean."""
+
+    state_bytes: int | None = Field(None, ge=0, le=2**62)
+    key_group_skew: float | None = Field(None, ge=0, allow_inf_nan=False)
+    busiest_key_group: int | None = Field(None, ge=0, le=32767)
+
+
 class Heartbeat(Body):
     """What a job reports every few seconds; `checkpoints` holds records that are new or changed since the last one."""
 
     state: State
     checkpoints: list[dict[str, Any]] = Field(default_factory=list, max_length=1_000)
     exceptions: list[dict[str, Any]] = Field(default_factory=list, max_length=100)
-    metrics: dict[str, float | int | str | None] = Field(default_factory=dict)
+    metrics: dict[str, float | int | str | None] = Field(default_factory=dict, max_length=200)
     vertices: list[dict[str, Any]] = Field(default_factory=list, max_length=10_000)
+    operators: dict[Uid, OperatorReport] = Field(default_factory=dict, max_length=1_000)
 
 
 class CommandResult(Body):

@@ -31,7 +31,8 @@ async def register(job_id: JobId, body: bodies.Registration, found: Registered) 
 @encoded
 async def heartbeat(job_id: JobId, body: bodies.Heartbeat, found: Registered) -> dict[str, Any]:
     """A job reports; the answer holds the commands that it has not yet reported on."""
-    live = {"metrics": body.metrics, "vertices": body.vertices}
+    live = {"metrics": body.metrics, "vertices": body.vertices,
+            "operators": {uid: told.model_dump(exclude_none=True) for uid, told in body.operators.items()}}
     checkpoints = [statistics.with_alignment(record) for record in body.checkpoints]
     commands = await found.beats.add(Beat.of(job_id, body.state, live, checkpoints, body.exceptions))
     return {"commands": [{"request-id": command.request_id, "kind": command.kind, "arguments": command.arguments}

@@ -28,9 +28,10 @@ class Launcher:
 
     def __init__(self, settings: ServiceSettings, registry: Registry, roots: Roots) -> None:
         self._settings, self._registry, self._roots = settings, registry, roots
-        self._token_path = settings.database.with_suffix(".token")
-        self._claims = settings.database.with_suffix(".launches")
-        self._logs = settings.database.parent / "logs"
+        database = settings.database.absolute()  # jobs run in folders of their own
+        self._token_path = database.with_suffix(".token")
+        self._claims = database.with_suffix(".launches")
+        self._logs = database.parent / "logs"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def job_file(self, reference: str) -> tuple[Path, str]:

@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from checkpoint.dataflow.graph import Edge, Exchange, Node, NodeKind
-from checkpoint.dataflow.keyed_operators import BroadcastOperator, KeyedBroadcastOperator, KeyedProcessOperator
+from checkpoint.dataflow.keyed_operators import (
+    BroadcastOperator,
+    KeyedBroadcastOperator,
+    KeyedOperator,
+    KeyedProcessOperator,
+)
 from checkpoint.dataflow.keys import (
     BroadcastPartitioner,
     ForwardPartitioner,
@@ -194,6 +199,10 @@ class FlowChain(OperatorChain):
         """Records in and out, by operator uid. Any thread may ask; the numbers may be a batch behind."""
         return {operator.uid: {"records_in": operator.records_in, "records_out": operator.records_out}
                 for operator in self._operators}
+
+    def key_groups(self) -> dict[str, dict[str, int]]:
+        """What the keyed operators tell of their key groups, by uid. Any thread may ask."""
+        return {operator.uid: operator.sample.told() for operator in self._operators if isinstance(operator, KeyedOperator)}
 
     # -- wiring ---------------------------------------------------------------------------------------------------------
 

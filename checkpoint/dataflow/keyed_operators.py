@@ -17,6 +17,7 @@ from checkpoint.dataflow.graph import Node
 from checkpoint.dataflow.keys import KeySelector
 from checkpoint.dataflow.operators import Environment, FunctionOperator, Stamps, earliest, giving_records, noted
 from checkpoint.runtime.contracts import OperatorRestore
+from checkpoint.runtime.skew import KeyGroupSample
 from statebackend.backend import KeyedBackend
 from statebackend.errors import InvalidRequest
 from statebackend.files import SnapshotSource
@@ -39,6 +40,9 @@ class KeyedOperator(FunctionOperator):
             raise InvalidRequest("a keyed operator needs a key", operator=node.uid)
         self.selector = KeySelector(node.key)
         self.timer_call = giving_records(self.function.on_timer)
+        self.sample = KeyGroupSample(environment.max_parallelism,
+                                     lambda keys: self.selector.key_groups(keys, environment.max_parallelism),
+                                     environment.clock.now_ms)
 
     def open(self, restore: OperatorRestore, source: SnapshotSource | None, checkpoint_id: int | None) -> None:
         super().open(restore, source, checkpoint_id)
@@ -65,6 +69,7 @@ class KeyedOperator(FunctionOperator):
         self.records_in += len(values)
         ctx, set_key, process = self._ctx, self._keyed.set_current_key, self.call
         keys = self.selector.many(values)
+        self.sample.see(keys)
         out: list[Any] = []
         extend = out.extend
         ctx.time_domain = None

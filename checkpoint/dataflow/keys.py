@@ -7,6 +7,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint.dataflow.graph import KeySpec
@@ -41,6 +42,9 @@ class KeySelector:
                 self.key_type.check(key)
             raise InvalidRequest(f"keys are not of the declared type: {error}", expected=str(self.key_type)) from error
 
+    def key_groups(self, keys: list[Any], max_parallelism: int) -> npt.NDArray[np.int32]:
+        return key_groups_of(self.to_arrow(keys), max_parallelism, self.key_type)
+
     def _getter(self, sample: Any) -> Callable[[Any], Any]:
         select = self._select
         if isinstance(select, str):
@@ -71,7 +75,7 @@ class KeyPartitioner(Partitioner):
         if channels == 1:
             return [(0, records)]
         keys = records.keys if records.keys is not None else self._selector.many(records.values)
-        groups = key_groups_of(self._selector.to_arrow(keys), self._max_parallelism, self._selector.key_type)
+        groups = self._selector.key_groups(keys, self._max_parallelism)
         targets = (groups.astype(np.int64) * channels // self._max_parallelism).tolist()
         return _deal(records, targets, channels)
 

@@ -34,7 +34,7 @@ class PendingCheckpoint:
         self.missing.discard(subtask)
         self.snapshots[subtask] = ack.snapshot
         self._ended += ack.snapshot.ended
-        self.record.acknowledged(subtask, ack.stats, now_ms)
+        self.record.acknowledged(subtask, ack, now_ms)
         return AckOutcome.ACCEPTED
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from checkpoint.protocol.messages import JobPlan, SubtaskId, SubtaskStats
+from checkpoint.protocol.messages import Acknowledge, JobPlan, SubtaskId, SubtaskStats
 from checkpoint.runtime.contracts import CheckpointKind, CheckpointOptions
 
 SUMMARY_WINDOW = 10_000
@@ -30,8 +30,8 @@ class CheckpointRecord:
     """What is known of one checkpoint; filled while it runs, kept in the history after."""
 
     __slots__ = ("_acks", "checkpointed_size", "discarded", "end_ms", "failure", "id", "in_flight_size",
-                 "latest_ack_ms", "num_subtasks", "options", "path", "plan", "processed", "state_size", "status",
-                 "trigger_ms")
+                 "latest_ack_ms", "num_subtasks", "operators", "options", "path", "plan", "processed", "state_size",
+                 "status", "trigger_ms")
 
     def __init__(self, checkpoint_id: int, options: CheckpointOptions, trigger_ms: int, plan: JobPlan,
                  num_subtasks: int) -> None:
@@ -44,15 +44,20 @@ class CheckpointRecord:
         self.path: str | None = None
         self.failure: str | None = None
         self.discarded = False
+        self.operators: dict[str, int] = {}
+        """Bytes of state by operator uid."""
         self._acks: dict[SubtaskId, tuple[int, SubtaskStats]] = {}
 
-    def acknowledged(self, subtask: SubtaskId, stats: SubtaskStats, now_ms: int) -> None:
+    def acknowledged(self, subtask: SubtaskId, ack: Acknowledge, now_ms: int) -> None:
+        stats = ack.stats
         self._acks[subtask] = (now_ms, stats)
         self.latest_ack_ms = now_ms
         self.checkpointed_size += stats.incremental_bytes
         self.state_size += stats.state_bytes
         self.in_flight_size += stats.in_flight_bytes
         self.processed += stats.processed_records
+        for operator in ack.snapshot.operators:
+            self.operators[operator.uid] = self.operators.get(operator.uid, 0) + operator.size
 
     @property
     def duration_ms(self) -> int:
@@ -81,9 +86,10 @@ class CheckpointRecord:
         return data
 
     def to_rest_details(self) -> dict[str, Any]:
-        """Flink's details: the entry, and a summary of each task."""
-        return self.to_rest() | {"tasks": {task.task: self._task(task.task, task.parallelism)
-                                           for task in self.plan.tasks}}
+        """Flink's details: the entry, a summary of each task, and beyond Flink the state of each operator."""
+        return self.to_rest() | {
+            "operators": dict(self.operators),
+            "tasks": {task.task: self._task(task.task, task.parallelism) for task in self.plan.tasks}}
 
     def to_rest_subtasks(self, task: str) -> dict[str, Any] | None:
         """Flink's details of one task: every subtask with its durations. None if there is no such task."""

@@ -100,6 +100,10 @@ class OperatorSnapshot:
     keyed: tuple[KeyedHandle, ...] = ()
     operator: StateFile | None = None
 
+    @property
+    def size(self) -> int:
+        return sum(handle.size for handle in self.keyed) + (self.operator.size if self.operator is not None else 0)
+
 
 @dataclass(frozen=True)
 class InFlight:

@@ -305,9 +305,11 @@ class Runner:
         if core is None:
             return {"task": self.id.task, "subtask": self.id.index, "phase": "RESTORING", "operators": {}}
         ratios = {activity.value: round(share, 3) for activity, share in core.load.ratios(self._clock.now_ms()).items()}
-        operators = core.chain.counters() if isinstance(core.chain, FlowChain) else {}
+        flow = core.chain if isinstance(core.chain, FlowChain) else None
         return {"task": self.id.task, "subtask": self.id.index, "phase": core.phase.name, "attempt": core.attempt,
-                "records_in": core.records_in, "records_out": core.records_out, "load": ratios, "operators": operators}
+                "records_in": core.records_in, "records_out": core.records_out, "load": ratios,
+                "operators": flow.counters() if flow is not None else {},
+                "key_groups": flow.key_groups() if flow is not None else {}}
 
 
 class _RunnerTransport:

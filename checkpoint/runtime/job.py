@@ -22,6 +22,7 @@ from checkpoint.runtime.executor import Executor, RestoreFrom
 from checkpoint.runtime.restore_point import RestorePoint, dispose_claimed, resolve_restore
 from checkpoint.runtime.restoring import Restorer
 from checkpoint.runtime.runtimes import Runtime, runtime_of
+from checkpoint.runtime.skew import skews
 from checkpoint.runtime.supervisor import JobState, Supervisor
 from checkpoint.storage.layout import JobId
 from checkpoint.storage.storage import JobStorage
@@ -146,21 +147,16 @@ class JobHandle:
 
     def records(self) -> dict[str, dict[str, int]]:
         """Records in and out, by operator uid, since the last (re)start."""
-        totals: dict[str, dict[str, int]] = {}
-        for subtask in self._tasks():
-            for uid, counters in subtask["operators"].items():
-                known = totals.setdefault(uid, dict.fromkeys(counters, 0))
-                for name, value in counters.items():
-                    known[name] += value
-        return totals
+        return _records(self._tasks())
 
     def statistics(self) -> dict[str, Any]:
-        """What there is to know: state, subtasks with load and counters, checkpoints in Flink's form, failures."""
-        supervisor = self._supervisor
+        """What there is to know: state, subtasks with load and counters, checkpoints in Flink's form, failures, skew."""
+        supervisor, tasks = self._supervisor, self._tasks()
         return {
             "job_id": self.job_id, "name": self.flow.name, "state": self.state.value, "runtime": self.runtime,
             "restarts": supervisor.restarts, "duration_ms": int((time.monotonic() - self._started) * 1000),
-            "tasks": self._tasks(), "records": self.records(),
+            "last_restore_ms": supervisor.last_restore_ms, "tasks": tasks, "records": _records(tasks),
+            "key_groups": skews(subtask.get("key_groups", {}) for subtask in tasks),
             "checkpoints": supervisor.coordinator.statistics.to_rest(),
             "exceptions": [{"timestamp": failure.timestamp, "message": failure.message, "subtask": failure.subtask,
                             "stacktrace": failure.trace} for failure in list(supervisor.failures)],
@@ -315,6 +311,16 @@ def _remove_root(root: str) -> None:
 
 def _strategy(given: RestartStrategy | str | None, settings: CheckpointSettings) -> RestartStrategy | None:
     return restart_strategy(given, checkpointing=settings.enabled) if isinstance(given, str) else given
+
+
+def _records(tasks: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    totals: dict[str, dict[str, int]] = {}
+    for subtask in tasks:
+        for uid, counters in subtask["operators"].items():
+            known = totals.setdefault(uid, dict.fromkeys(counters, 0))
+            for name, value in counters.items():
+                known[name] += value
+    return totals
 
 
 def _path(answer: CompleteRequest) -> str:

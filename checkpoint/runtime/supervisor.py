@@ -127,6 +127,9 @@ class Supervisor:
         self.failures: deque[Failure] = deque(maxlen=50)
         self.restarts = 0
         self.has_started = False
+        self.last_restore_ms: int | None = None
+        """How long the last restore took, from its beginning until every subtask had its state."""
+        self._restore_began: int | None = None
         self._random = Random()
         self.last_statistics: list[dict[str, Any]] = []
         self.done = threading.Event()
@@ -231,9 +234,15 @@ class Supervisor:
 
     def _handle(self, event: Event) -> None:
         actions = self.coordinator.handle(event, self._clock.now_ms())
-        self.has_started = self.has_started or self.coordinator.is_ready
+        if self.coordinator.is_ready:
+            self.has_started = True
+            self._note_restored()
         for action in actions:
             self._perform(action)
+
+    def _note_restored(self) -> None:
+        if self._restore_began is not None:
+            self.last_restore_ms, self._restore_began = _steady_ms() - self._restore_began, None
 
     # -- actions -----------------------------------------------------------------------------------------------------------
 
@@ -429,6 +438,7 @@ class Supervisor:
         return RestoreFrom(path, foreign=latest.options.location is not None, same_run=True)
 
     def _deploy(self, subtasks: tuple[SubtaskId, ...], restore: RestoreFrom | None) -> None:
+        self._restore_began = None if restore is None else _steady_ms()
         tasks = {subtask.task for subtask in subtasks}
         uids = {uid for vertex in self.builder.plan.vertices if vertex.id in tasks for uid in vertex.uids}
         enumerations = {node.uid: node.body.enumerate() for node in self.builder.flow.nodes

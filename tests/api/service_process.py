@@ -67,7 +67,7 @@ class ServiceProcess:
         """Start it and wait until it answers; `die_at` names a moment of a launch in which it kills itself."""
         program = ["-m", "api.cli.main"] if die_at is None else ["-c", DYING, die_at]
         command = [sys.executable, *program, "serve", "--port", str(self.port), "--root", str(self.root),
-                   "--database", str(self.folder / "service.db"), "--jobs-dir", str(self.jobs), "--lost-after", "5s"]
+                   "--database", "service.db", "--jobs-dir", str(self.jobs), "--lost-after", "5s"]
         with open(self.folder / "service.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         self.eventually(lambda: self.call("GET", "/ready"), "the service is ready")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -21,8 +22,10 @@ from api.rest.edge import Edge
 from api.rest.metrics import Metrics
 from api.rest.security import Guard
 from api.rest.settings import ServiceSettings
+from statebackend.errors import HoldfastError
 
 log = logging.getLogger("holdfast.service")
+PAGE_FILES = (".html", ".js", ".css", ".svg")
 WEB = Path(__file__).resolve().parent.parent / "web"
 
 
@@ -86,17 +89,28 @@ def _add_plain_routes(app: FastAPI, found: Service, metrics: Metrics) -> None:
     async def index() -> Response:
         return FileResponse(WEB / "index.html", headers={"Cache-Control": "no-cache"})
 
-    app.mount("/web", StaticFiles(directory=WEB), name="web")
+    app.mount("/web", _Page(directory=WEB), name="web")
+
+
+class _Page(StaticFiles):
+    """The page's own files; the folder is a Python package too, which is nobody's business."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        return super().lookup_path(path) if path.endswith(PAGE_FILES) else ("", None)
 
 
 async def _watch(found: Service) -> None:
-    """Keep house beside the requests; a failure of it is logged and tried again."""
+    """Keep house beside the requests; a failure of it is tried again, and logged where it is not the one before."""
+    last = ""
     while True:
         await asyncio.sleep(2)
         try:
             await run_in_threadpool(found.keep_house)
+            last = ""
         except Exception as error:
-            log.error("housekeeping failed: %s", error, exc_info=error)
+            if repr(error) != last:
+                log.error("housekeeping failed: %s", error, exc_info=None if isinstance(error, HoldfastError) else error)
+            last = repr(error)
 
 
 def openapi_document(settings: ServiceSettings) -> dict[str, Any]:

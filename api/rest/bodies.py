@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from statebackend.durations import duration_ms
+from statebackend.errors import InvalidRequest
 
 HexId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$", examples=["0123456789abcdef0123456789abcdef"])]
 Uid = Annotated[str, Field(min_length=1, max_length=300)]
 Url = Annotated[str, Field(min_length=1, max_length=4096)]
 State = Literal["INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "CANCELLING", "SUSPENDED", "FINISHED", "CANCELED",
                 "FAILED"]
+
+
+def _duration(text: str) -> str:
+    try:
+        duration_ms(text)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
+    return text
 
 
 class Body(BaseModel):
@@ -96,7 +107,7 @@ class JobStart(Body):
     backend: Literal["memory", "filesystem", "rocksdb"] = "rocksdb"
     runtime: Literal["threads", "processes"] = "threads"
     checkpoint_dir: Url | None = None
-    checkpoint_interval: Annotated[str, Field(max_length=30)] = "10s"
+    checkpoint_interval: Annotated[str, Field(max_length=30), AfterValidator(_duration)] = "10s"
     triggerId: HexId | None = None
 
 

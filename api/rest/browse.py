@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from api.rest import bodies, library, savepoint_operations
@@ -67,7 +68,7 @@ def snapshot(path: PathText, found: Registered, request: Request) -> Response:
     """A snapshot: operators, states, schemas, sizes, entries by key group. From metadata; no data is read."""
     place = found.place(path)
     tag = f'"{library.tag(place.url)}"'
-    if request.headers.get("if-none-match") == tag:
+    if _matches(request.headers.get("if-none-match", ""), tag):
         return Response(status_code=304, headers={"ETag": tag})
     return JSONResponse(library.describe(place.url, place.relative), headers={"ETag": tag, "Cache-Control": "no-cache"})
 
@@ -119,7 +120,7 @@ def diff(body: bodies.Diff, found: Registered) -> dict[str, Any]:
 @router.post("/edit/preview", dependencies=[Depends(heavy)])
 def edit_preview(body: bodies.Edit, found: Registered) -> dict[str, Any]:
     """What an edit would change; nothing is written."""
-    found.place(body.destination)
+    library.require_free(found.place(body.destination).url)
     return library.edit_preview(found.place(body.source).url, [change.model_dump() for change in body.changes])
 
 
@@ -138,9 +139,20 @@ async def start_operation(body: bodies.OperationStart, found: Registered) -> Res
         if body.destination is None:
             raise InvalidRequest(f"{body.kind} needs a destination", field="destination")
         arguments["destination"] = found.place(body.destination).url
+    if body.kind == "edit" and not body.changes:
+        raise InvalidRequest("edit needs changes", field="changes")
+    if body.triggerId is None or not found.registry.knows_operation(body.triggerId):
+        await run_in_threadpool(_require_possible, arguments)
     operation = found.operations.start(body.kind, arguments, body.triggerId)
     return JSONResponse({"request-id": operation.id, **_shown(operation)}, 202,
                         {"Location": f"/api/operations/{operation.id}", "Retry-After": "1"})
+
+
+def _require_possible(arguments: dict[str, Any]) -> None:
+    """What can be told before it begins is told to whoever asks for it."""
+    library.require_snapshot(arguments["source"])
+    if "destination" in arguments:
+        library.require_free(arguments["destination"])
 
 
 @router.get("/operations")
@@ -178,6 +190,12 @@ def job_state(job_id: Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")], operator:
         raise NotFound("the job has no completed checkpoint yet", job_id=job_id)
     folder = found.place(str(last["external_path"]).rsplit("/chk-", 1)[0]).url
     return library.lookup_latest(folder, operator, state, key)
+
+
+def _matches(header: str, tag: str) -> bool:
+    """Whether an If-None-Match names the tag; a weak one will do, a snapshot never changes."""
+    named = [part.strip().removeprefix("W/") for part in header.split(",")]
+    return tag in named or "*" in named
 
 
 def _shown(item: Operation) -> dict[str, Any]:

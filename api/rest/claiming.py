@@ -20,13 +20,13 @@ def claim_launch() -> None:
         return
     # The name appears with the pid in it: whoever finds a claim can read it.
     draft = Path(f"{path}.{os.getpid()}")
-    draft.write_text(str(os.getpid()))
     try:
+        draft.write_text(str(os.getpid()))
         os.link(draft, path)
     except FileExistsError:
         raise SystemExit(SECOND) from None
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def claimant(path: Path) -> int | None:

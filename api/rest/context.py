@@ -39,6 +39,7 @@ class Service:
         self.beats = Beats(self.registry)
         self._cache: OrderedDict[str, tuple[object, bytes]] = OrderedDict()
         self._cached_bytes = 0
+        self._caching = threading.Lock()
         self._pruned = time.monotonic()
         self._lock = InstanceLock(settings.database.with_suffix(".lock"))
 
@@ -59,7 +60,10 @@ class Service:
         self.registry.database.tidy()
         if time.monotonic() - self._pruned > _PRUNE_EVERY_SECONDS:
             self._pruned = time.monotonic()
-            self.launcher.forget(self.registry.prune(self.settings.kept_jobs, self.settings.kept_records))
+            gone = self.registry.prune(self.settings.kept_jobs, self.settings.kept_records)
+            self.launcher.forget(gone)
+            for job_id in gone:
+                self._drop(f"checkpoints-{job_id}")
 
     def close(self) -> None:
         self.operations.close()
@@ -79,15 +83,21 @@ class Service:
 
     def cached(self, name: str, version: object, make: Callable[[], Any]) -> Response:
         """A JSON response that is built again only when its version has changed. The least lately used give way."""
-        known = self._cache.pop(name, None)
+        known = self._drop(name)
         if known is None or known[0] != version:
-            self._cached_bytes -= len(known[1]) if known else 0
             known = (version, msgspec.json.encode(make()))
+        with self._caching:
+            self._cache[name] = known
             self._cached_bytes += len(known[1])
-        self._cache[name] = known
-        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= len(self._cache.popitem(last=False)[1][1])
+            while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+                self._cached_bytes -= len(self._cache.popitem(last=False)[1][1])
         return Response(known[1], media_type="application/json")
+
+    def _drop(self, name: str) -> tuple[object, bytes] | None:
+        with self._caching:
+            known = self._cache.pop(name, None)
+            self._cached_bytes -= len(known[1]) if known else 0
+        return known
 
 
 def encoded(handler: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[Any]]:

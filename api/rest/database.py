@@ -109,7 +109,7 @@ class Database:
 
         The second step finds only what was written during the first, because under a steady load the log never ends.
         """
-        with self._as_unavailable(), closing(self._connect()) as connection:
+        with self._as_unavailable("moved from the log"), closing(self._connect()) as connection:
             connection.execute("pragma wal_checkpoint(passive)")
             if self._log_bytes() > _LONG_LOG:
                 with self._writing:
@@ -120,11 +120,11 @@ class Database:
         return log.stat().st_size if log.exists() else 0
 
     @contextmanager
-    def _as_unavailable(self) -> Iterator[None]:
+    def _as_unavailable(self, what: str = "read") -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise Unavailable(f"the service's records can't be read: {error}", path=str(self._path)) from error
+            raise Unavailable(f"the service's records can't be {what}: {error}", path=str(self._path)) from error
 
     def close(self) -> None:
         with self._writing, self._reading:

@@ -95,6 +95,8 @@ async def job_details(job_id: JobId, found: Registered) -> dict[str, Any]:
         "runtime": job.registration.get("runtime"), "checkpoint-dir": job.registration.get("checkpoint_dir"),
         "backend": job.registration.get("backend"), "started-here": found.registry.launch(job.id) is not None,
         "host": job.registration.get("host"), "pid": job.registration.get("pid"),
+        "operators": job.live.get("operators", {}),
+        "last-restore-duration": job.live.get("metrics", {}).get("lastRestoreDuration"),
     }
 
 
@@ -156,7 +158,7 @@ async def trigger_checkpoint(job_id: JobId, found: Registered, request: Request,
 @encoded
 async def checkpoint_trigger(job_id: JobId, trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """What came of a triggered checkpoint."""
-    command = found.registry.command(trigger_id, job_id)
+    command = found.registry.command(trigger_id, job_id, "checkpoint")
     return _progress(command, {"checkpointId": command.result.get("checkpoint_id")})
 
 
@@ -175,7 +177,7 @@ async def trigger_savepoint(job_id: JobId, found: Registered, request: Request,
 @encoded
 async def savepoint_trigger(job_id: JobId, trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """Where a triggered savepoint is, or why there is none."""
-    command = found.registry.command(trigger_id, job_id)
+    command = found.registry.command(trigger_id, job_id, "savepoint", "stop")
     return _progress(command, {"location": command.result.get("location")})
 
 
@@ -210,6 +212,8 @@ async def dispose(body: bodies.Disposal, found: Registered) -> Response:
 async def disposal(trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """What came of a disposal."""
     operation = found.registry.operation(trigger_id)
+    if operation.kind != "dispose":
+        raise NotFound("this trigger is no disposal", trigger_id=trigger_id, hint=f"GET /api/operations/{trigger_id}")
     if operation.status in ("QUEUED", "RUNNING"):
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     failure = operation.result.get("failure")
@@ -218,9 +222,10 @@ async def disposal(trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
 
 @router.patch("/jobs/{job_id}/rescaling", status_code=202)
 async def rescale(job_id: JobId, found: Registered, request: Request,
-                  parallelism: Annotated[int, Query(ge=1, le=32768)]) -> Response:
+                  parallelism: Annotated[int, Query(ge=1, le=32768)],
+                  triggerId: Annotated[str | None, Query(pattern=r"^[0-9a-f]{32}$")] = None) -> Response:
     """Stop a job with a savepoint and start it again from it at another parallelism (jobs that the service started)."""
-    command = found.launcher.rescale(job_id, parallelism)
+    command = found.launcher.rescale(job_id, parallelism, triggerId)
     return _accepted(command, request, "rescaling")
 
 
@@ -228,7 +233,9 @@ async def rescale(job_id: JobId, found: Registered, request: Request,
 @encoded
 async def rescaling(job_id: JobId, trigger_id: TriggerId, found: Registered) -> dict[str, Any]:
     """What came of a rescaling; `jid` is the job that continues."""
-    command = found.registry.command(trigger_id, job_id)
+    command = found.registry.command(trigger_id, job_id, "stop")
+    if "then" not in command.arguments:
+        raise NotFound("this trigger is no rescaling", trigger_id=trigger_id)
     if command.status == "COMPLETED" and "restarted_as" not in command.result:  # stopped, and not yet started again
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     return _progress(command, {"location": command.result.get("location"), "jid": command.result.get("restarted_as")})
@@ -255,7 +262,8 @@ async def exceptions(job_id: JobId, found: Registered, maxExceptions: Annotated[
 async def metrics(job_id: JobId, found: Registered, get: Annotated[str | None, Query(max_length=4000)] = None,
                   ) -> list[dict[str, Any]]:
     """The names of a job's metrics, or with `get=a,b` their values."""
-    values = found.registry.job(job_id).live.get("metrics", {})
+    told = found.registry.job(job_id).live.get("metrics", {})
+    values = {name: value for name, value in told.items() if value is not None}
     if get is None:
         return [{"id": name} for name in sorted(values)]
     return [{"id": name, "value": str(values[name])} for name in get.split(",") if name in values]

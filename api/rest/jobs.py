@@ -54,6 +54,8 @@ async def start_job(body: bodies.JobStart, found: Registered) -> Response:
     arguments = body.model_dump(exclude={"triggerId"})
     if body.restore and body.restore != "latest":
         arguments["restore"] = found.place(body.restore).url
+        if body.triggerId is None or found.registry.launch(body.triggerId) is None:
+            await run_in_threadpool(library.require_snapshot, arguments["restore"])
     job_id = await run_in_threadpool(found.launcher.start, arguments, body.triggerId)
     return JSONResponse({"jid": job_id}, 202, {"Location": f"/jobs/{job_id}", "Retry-After": "1"})
 

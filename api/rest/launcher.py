@@ -20,7 +20,7 @@ from api.rest.claiming import CLAIM_VARIABLE, SECOND, claimant
 from api.rest.registry import Command, Registry, new_id, now_ms
 from api.rest.roots import Roots
 from api.rest.settings import ServiceSettings
-from statebackend.errors import Conflict, HoldfastError, InvalidRequest, NotFound
+from statebackend.errors import Conflict, HoldfastError, InvalidRequest, NotFound, Unavailable
 
 
 class Launcher:
@@ -58,7 +58,11 @@ class Launcher:
         registration = {"runtime": arguments.get("runtime", "threads")}
         if self._registry.add_launch(job_id, path.stem, registration, arguments):
             reached("launch recorded")
-            self._spawn(job_id, command, path.parent)
+            try:
+                self._spawn(job_id, command, path.parent)
+            except OSError as error:
+                self._fail(job_id, f"it could not be started: {error}")
+                raise Unavailable(f"the job could not be started: {error}", job_id=job_id) from error
         return job_id
 
     def _spawn(self, job_id: str, command: list[str], folder: Path) -> None:
@@ -94,7 +98,7 @@ class Launcher:
             command += ["--allow-non-restored-state"]
         return command
 
-    def rescale(self, job_id: str, parallelism: int) -> Command:
+    def rescale(self, job_id: str, parallelism: int, trigger_id: str | None = None) -> Command:
         """Ask a job that was started here to stop with a savepoint; it starts again when the savepoint is there."""
         self._registry.job(job_id)
         if self._registry.launch(job_id) is None:
@@ -102,7 +106,7 @@ class Launcher:
                            hint="stop it with a savepoint, then `holdfast run --restore PATH --parallelism N`")
         arguments = {"target": f"{self._roots.urls[0]}/savepoints", "format": "open", "drain": False,
                      "then": {"parallelism": parallelism}}
-        return self._registry.add_command(job_id, "stop", arguments, None)
+        return self._registry.add_command(job_id, "stop", arguments, trigger_id)
 
     def continue_after(self, command: Command) -> None:
         """The second half of a rescaling. The new job's id is the trigger id, so that it can't be started twice."""
@@ -138,9 +142,9 @@ class Launcher:
         for job_id, process in list(self._processes.items()):
             if process.poll() is None:
                 continue
-            del self._processes[job_id]
             if process.returncode not in (0, SECOND):
                 self._fail_if_open(job_id, f"the process ended with {process.returncode}")
+            del self._processes[job_id]
         for job_id in self._registry.launches_not_heard_of():
             claimed_by = claimant(self._claims / job_id)
             if job_id not in self._processes and claimed_by is not None and not _alive(claimed_by):
@@ -167,9 +171,13 @@ class Launcher:
     def token(self) -> str:
         """The token with which jobs of this service report; made once, readable by this user only."""
         if not self._token_path.exists():
-            descriptor = os.open(self._token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as stream:
-                stream.write(secrets.token_urlsafe(32))
+            draft = self._token_path.with_suffix(f".token.{os.getpid()}")
+            try:
+                with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+                    stream.write(secrets.token_urlsafe(32))
+                os.link(draft, self._token_path)  # with all of it in it, or not at all
+            finally:
+                draft.unlink(missing_ok=True)
         return self._token_path.read_text().strip()
 
 

@@ -18,10 +18,19 @@ import xxhash
 import savepoint
 from checkpoint.storage import FileStore, locate
 from savepoint.values import from_text, plain_rows, to_plain
-from statebackend.errors import InvalidRequest, NotFound, Unavailable
+from statebackend.errors import (
+    Conflict,
+    CorruptData,
+    HoldfastError,
+    IncompatibleState,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from statebackend.keygroups import KeyGroupRange
 from statebackend.types import StateType
 
+_KIND_OF_EXIT = {kind.exit_code: kind for kind in (NotFound, IncompatibleState, Conflict, Unavailable, CorruptData)}
 _DEPTH = 3
 """How deep below a root snapshots are looked for: root / job / chk-N."""
 
@@ -41,6 +50,24 @@ def tag(url: str) -> str:
     located = locate(url)
     with FileStore.at(located.url) as store:
         return xxhash.xxh3_64_hexdigest(store.read("_metadata"))
+
+
+def require_snapshot(url: str) -> None:
+    """`NotFound` where there is none; what else may be wrong with it is for whoever reads it to tell."""
+    try:
+        savepoint.open(url).close()
+    except NotFound:
+        raise
+    except HoldfastError:
+        return
+
+
+def require_free(url: str) -> None:
+    """`Conflict` where something is published already."""
+    with FileStore.at(url) as store:
+        if store.exists("_metadata"):
+            raise Conflict("there is a savepoint or checkpoint here already", path=url,
+                           hint="choose another folder, or dispose of it first")
 
 
 def describe(url: str, relative: str) -> dict[str, Any]:
@@ -241,7 +268,7 @@ def check(job: str, snapshot: str, uid_mapping: dict[str, str], allow_non_restor
         report = msgspec.json.decode(done.stdout)
     except msgspec.DecodeError:
         message = (done.stderr.strip().splitlines() or ["the check failed"])[-1].removeprefix("error: ")
-        raise InvalidRequest(message) from None
+        raise _KIND_OF_EXIT.get(done.returncode, InvalidRequest)(message) from None
     lines = [{"operator": state["operator"], "state": state["state"], "verdict": state["fate"], "reason": state["reason"]}
              for state in report["states"]]
     return {"ok": report["ok"], "lines": lines, "parallelism": report["parallelism"]}

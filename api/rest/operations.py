@@ -15,11 +15,12 @@ from typing import Any
 
 from api.rest import savepoint_operations as work
 from api.rest.registry import Operation, Registry
-from statebackend.errors import Conflict, HoldfastError
+from statebackend.errors import Conflict, HoldfastError, Unavailable
 
 log = logging.getLogger("holdfast.service")
 Progress = Callable[[int, int], None]
 _BEGAN = "began"
+RECORD_AGAIN_SECONDS = 1.0
 
 
 class Canceled(Exception):
@@ -33,6 +34,7 @@ class Operations:
         self._registry = registry
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._canceled: set[str] = set()
+        self._closed = threading.Event()
         self._threads = [threading.Thread(target=self._work, name=f"operation-{index}", daemon=True)
                          for index in range(workers)]
         for thread in self._threads:
@@ -65,14 +67,18 @@ class Operations:
             self._queue.put(operation.id)
 
     def close(self) -> None:
+        self._closed.set()
         for _ in self._threads:
             self._queue.put(None)
 
     def _work(self) -> None:
         while (operation_id := self._queue.get()) is not None:
-            operation = self._registry.operation(operation_id)
-            if operation.status in ("QUEUED", "RUNNING"):
-                self._run(operation)
+            try:
+                operation = self._registry.operation(operation_id)
+                if operation.status in ("QUEUED", "RUNNING"):
+                    self._run(operation)
+            except Exception:
+                log.exception("operation %s is left to the next start of the service", operation_id)
 
     def _run(self, operation: Operation) -> None:
         try:
@@ -80,15 +86,29 @@ class Operations:
             if result is None:
                 result = work.run(operation.kind, operation.arguments, self._progress_of(operation.id))
         except Canceled:
-            self._registry.update_operation(operation.id, "CANCELED", 0.0, {})
+            self._ended(operation.id, "CANCELED", 0.0, {})
         except HoldfastError as error:
-            self._registry.update_operation(operation.id, "FAILED", 0.0, {"failure": str(error), "kind": error.kind})
+            self._ended(operation.id, "FAILED", 0.0, {"failure": str(error), "kind": error.kind})
         except Exception as error:
             log.exception("operation failed", extra={"operation_id": operation.id})
-            self._registry.update_operation(operation.id, "FAILED", 0.0, {"failure": f"{type(error).__name__}: {error}"})
+            self._ended(operation.id, "FAILED", 0.0, {"failure": f"{type(error).__name__}: {error}"})
         else:
-            self._registry.update_operation(operation.id, "COMPLETED", 1.0, result)
+            self._ended(operation.id, "COMPLETED", 1.0, result)
         self._canceled.discard(operation.id)
+
+    def _ended(self, operation_id: str, status: str, progress: float, result: dict[str, Any]) -> None:
+        """Record how an operation ended. What filled the disk for it may have filled it for the records: wait for room."""
+        warned = False
+        while True:
+            try:
+                self._registry.update_operation(operation_id, status, progress, result)
+                return
+            except Unavailable as error:
+                if not warned:
+                    log.warning("operation %s is %s, which can't be recorded yet: %s", operation_id, status, error)
+                warned = True
+                if self._closed.wait(RECORD_AGAIN_SECONDS):
+                    return  # the next start of the service takes it up
 
     def _left_behind(self, operation: Operation) -> dict[str, Any] | None:
         """The result of an operation that a killed service had brought to its end; else it may begin, with nothing there.

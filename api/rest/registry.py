@@ -227,11 +227,13 @@ class Registry:
         if ending and kind != "cancel":
             raise Conflict(f"the job has been asked to {ending[0]} already", job_id=job_id)
 
-    def command(self, trigger_id: str, job_id: str | None = None) -> Command:
+    def command(self, trigger_id: str, job_id: str | None = None, *kinds: str) -> Command:
+        """The command of a trigger; where they are named, only if it is of that job and one of those kinds."""
         rows = self.database.rows(f"select {_COMMAND_COLUMNS} from commands where request_id = ?", trigger_id)
-        if not rows or (job_id is not None and rows[0][1] != job_id):
+        found = _command(rows[0]) if rows else None
+        if found is None or (job_id is not None and found.job_id != job_id) or (kinds and found.kind not in kinds):
             raise NotFound("no such trigger", trigger_id=trigger_id)
-        return _command(rows[0])
+        return found
 
     def finish_command(self, job_id: str, trigger_id: str, result: dict[str, Any]) -> None:
         """The job reports what came of a command; a second report changes nothing."""
@@ -290,6 +292,9 @@ class Registry:
         if not rows:
             raise NotFound("no such operation", operation_id=operation_id)
         return _operation(rows[0])
+
+    def knows_operation(self, operation_id: str) -> bool:
+        return bool(self.database.rows("select 1 from operations where id = ?", operation_id))
 
     def operations(self, limit: int, before: int | None = None) -> list[Operation]:
         """Operations, newest first; `before` is the creation time of the last one seen."""

@@ -1,5 +1,5 @@
 // Calls to the service. A token, where one is needed, is asked for once and kept for this tab only.
-import { ask } from "/web/ui.js";
+import { ask, toast } from "/web/ui.js";
 
 let asking = null;
 const token = () => sessionStorage.getItem("holdfast-token");
@@ -29,6 +29,18 @@ export async function call(path, options = {}) {
 export const get = (path, parameters = {}) => {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== ""));
   return call(query.size ? `${path}?${query}` : path);
+};
+// A link to a file: followed as it is, or fetched where a token has to go with it, which a link can't carry.
+export const download = (path) => async (event) => {
+  if (!token()) return;
+  event.preventDefault();
+  const response = await fetch(path, { headers: { Authorization: `Bearer ${token()}` } });
+  if (!response.ok) { toast((await response.json().catch(() => ({}))).detail || `the service answered ${response.status}`, true); return; }
+  const link = document.createElement("a"), name = /filename="([^"]+)"/.exec(response.headers.get("content-disposition") || "");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name ? name[1] : "download";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 };
 export const post = (path, body = {}) => call(path, { method: "POST", body });
 

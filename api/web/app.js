@@ -13,6 +13,9 @@ const ROUTES = [
 const main = document.getElementById("main");
 let current = null, drawing = 0;
 
+const focusable = () => [...main.querySelectorAll("a[href],button,input,select,textarea,summary,[tabindex='0']")];
+const nameOf = (element) => element && `${element.tagName} ${element.dataset.href || element.getAttribute("href") || element.textContent}`;
+
 async function draw(keepFocus = false) {
   const [path, query] = (location.hash.slice(1) || "/jobs").split("?");
   const found = ROUTES.map(([pattern, view]) => [pattern.exec(path), view]).find(([match]) => match);
@@ -26,10 +29,17 @@ async function draw(keepFocus = false) {
   try {
     const element = await found[1](new URLSearchParams(query), ...found[0].slice(1));
     if (turn !== drawing) return undefined;
-    const scroll = window.scrollY;
+    const scroll = window.scrollY, focused = focusable().indexOf(document.activeElement), named = nameOf(document.activeElement);
+    const tab = document.activeElement?.getAttribute("role") === "tab";
     main.replaceChildren(element);
     main.inert = false;
-    if (keepFocus) window.scrollTo(0, scroll); else { window.scrollTo(0, 0); main.focus({ preventScroll: true }); }
+    if (keepFocus) {
+      window.scrollTo(0, scroll);
+      if (focused >= 0) { const all = focusable(); (all.find((other) => nameOf(other) === named) || all[focused])?.focus({ preventScroll: true }); }
+    } else {
+      window.scrollTo(0, 0);
+      ((tab && main.querySelector('[role="tab"][aria-selected="true"]')) || main).focus({ preventScroll: true });
+    }
     current = element;
   } catch (error) {
     if (turn !== drawing) return undefined;
@@ -41,7 +51,7 @@ async function draw(keepFocus = false) {
 
 // Redraws views that live, unless somebody is typing or a dialog is open.
 function refresh() {
-  const busy = document.getElementById("dialog").open || document.activeElement?.matches("input,textarea,select") || !current?.dataset.live || document.querySelector("details[open]");
+  const busy = document.getElementById("dialog").open || document.activeElement?.matches("input,textarea,select") || !current?.dataset.live || document.querySelector("details[open]") || !getSelection().isCollapsed;
   if (!busy && !document.hidden) draw(true);
 }
 

@@ -5,6 +5,7 @@ import { graph, history, timeline } from "/web/charts.js";
 
 const TABS = ["Graph", "Overview", "History", "Summary", "Configuration", "Exceptions"];
 const lastCheckpoint = (job) => job["last-checkpoint"] == null || job["last-checkpoint"] < 0 ? "–" : `#${job["last-checkpoint"]}${job["last-checkpoint-duration"] == null ? "" : `, ${duration(job["last-checkpoint-duration"])}`}`;
+const restoredFrom = (job, restored) => !restored ? "no" : `from #${restored.id}${job["last-restore-duration"] == null ? "" : `, ${duration(job["last-restore-duration"])}`}`;
 const stateOf = (job) => job.lost ? "LOST" : job.state;
 const redraw = () => window.dispatchEvent(new Event("redraw"));
 
@@ -21,7 +22,9 @@ export async function list() {
       { title: "Parallelism", number: true, cell: (job) => count(job.parallelism) },
       { title: "Runtime", wide: true, cell: (job) => job.runtime || "–" },
       { title: "Job id", wide: true, cell: (job) => h("code", {}, job.jid) },
-    ], jobs, { href: (job) => `#/jobs/${job.jid}`, empty: "No job has reported yet. Start one with: holdfast run job.py:flow --checkpoint-dir DIR --service " + location.origin })));
+    ], jobs, { href: (job) => `#/jobs/${job.jid}`, empty: "No job has reported yet. Start one with: holdfast run job.py:flow --checkpoint-dir DIR --service " + location.origin })),
+    copyAs({ CLI: `holdfast run job.py:flow --checkpoint-dir DIR --service ${location.origin}\nflink list -m ${location.host}`, curl: `curl -s ${location.origin}/jobs/overview`,
+      Python: `import json, urllib.request\njobs = json.load(urllib.request.urlopen("${location.origin}/jobs/overview"))["jobs"]` }));
 }
 
 export async function details(query, id, tab = "Graph") {
@@ -32,16 +35,16 @@ export async function details(query, id, tab = "Graph") {
     h("div", { class: "row between" }, h("h1", {}, job.name, " ", badge(stateOf(job))), running ? actions(job) : null),
     h("p", { class: "small muted" }, h("code", {}, job.jid), ` · ${job.runtime || "?"} · ${job.backend || "?"} · last report ${moment(job["last-seen"])}`),
     h("div", { class: "cards" }, figure("Duration", duration(job.duration)), figure("Checkpoints", `${count(checkpoints.counts.completed)} done, ${count(checkpoints.counts.failed)} failed`),
-      figure("Last checkpoint", last ? `#${last.id}, ${duration(last.end_to_end_duration)}` : "–"), figure("State", last ? bytes(last.state_size) : "–"), figure("Restored", checkpoints.counts.restored ? "yes" : "no")),
+      figure("Last checkpoint", last ? `#${last.id}, ${duration(last.end_to_end_duration)}` : "–"), figure("State", last ? bytes(last.state_size) : "–"), figure("Restored", restoredFrom(job, checkpoints.latest.restored))),
     tabs(TABS, tab, (name) => { location.hash = `#/jobs/${id}/${name}`; }),
     await panel(tab, job, checkpoints, query.get("checkpoint")),
-    copyAs({ CLI: `curl -s ${location.origin}/jobs/${id}/checkpoints | jq .latest`, curl: `curl -X POST ${location.origin}/jobs/${id}/savepoints -H 'Content-Type: application/json' -d '{}'`,
+    copyAs({ CLI: `holdfast checkpoint list ${job["checkpoint-dir"] || "DIR"}\nflink savepoint -m ${location.host} ${id} savepoints`, curl: `curl -s ${location.origin}/jobs/${id}/checkpoints\ncurl -X POST ${location.origin}/jobs/${id}/savepoints -H 'Content-Type: application/json' -d '{}'`,
       Python: `import savepoint\nsp = savepoint.open(${JSON.stringify(last ? last.external_path || "PATH" : "PATH")})\nprint(sp.operators)` }));
 }
 
 async function panel(tab, job, checkpoints, chosen) {
   const { history: records, latest, summary } = checkpoints;
-  if (tab === "Graph") return h("div", { class: "card" }, job.vertices.length ? graph(job.vertices, job.plan.nodes) : h("div", { class: "empty" }, "The job has not sent its graph."));
+  if (tab === "Graph") return h("div", { class: "card" }, job.vertices.length ? graph(job.vertices, job.plan.nodes, job.operators) : h("div", { class: "empty" }, "The job has not sent its graph."));
   if (tab === "Overview") return h("div", { class: "card" }, table([{ title: "", cell: (row) => row[0] }, { title: "Id", cell: (row) => row[1] ? `#${row[1].id}` : "none" }, { title: "Time", cell: (row) => row[1] ? moment(row[1].trigger_timestamp || row[1].restore_timestamp) : "" }, { title: "Path or cause", cell: (row) => row[1] ? row[1].failure_message || link(row[1].external_path) : "" }],
     [["Latest completed checkpoint", latest.completed], ["Latest failed checkpoint", latest.failed], ["Latest savepoint", latest.savepoint], ["Latest restore", latest.restored]]));
   if (tab === "History") return historyPanel(job, records, chosen);

@@ -1,10 +1,8 @@
 // Savepoints and checkpoints: the list, one with its states and entries, SQL, edit with preview, diff of two.
-import { h, ask, badge, bytes, copyAs, count, figure, moment, shown, table, tabs, toast } from "/web/ui.js";
-import { call, get, post } from "/web/api.js";
+import { h, ask, field, badge, bytes, copyAs, count, figure, moment, shown, table, tabs, toast } from "/web/ui.js";
+import { call, download, get, post } from "/web/api.js";
 import { heatMap } from "/web/charts.js";
 import { startJob } from "/web/jobs.js";
-
-const field = (name, label, value = "", extra = {}) => h("input", { name, "aria-label": label, placeholder: label, value, ...extra });
 
 export async function list(query) {
   const root = query.get("root") || "";
@@ -20,7 +18,9 @@ export async function list(query) {
     { title: "Checkpoint", number: true, cell: (item) => item.checkpoint_id ? `#${item.checkpoint_id}` : "–" },
     { title: "", cell: (item) => item.reason ? h("span", { class: "removed" }, item.reason) : "" },
   ], page.items, { href: (item) => href(item.path), empty: "No savepoint or checkpoint below this root yet." })),
-  page.next ? h("a", { href: `#/snapshots?root=${encodeURIComponent(root)}&cursor=${encodeURIComponent(page.next)}` }, "More") : null);
+  page.next ? h("a", { href: `#/snapshots?root=${encodeURIComponent(root)}&cursor=${encodeURIComponent(page.next)}` }, "More") : null,
+  copyAs({ CLI: `holdfast savepoint list ${root || roots[0].url} --checkpoints`, curl: `curl -s '${location.origin}/api/snapshots?root=${encodeURIComponent(root || roots[0].url)}'`,
+    Python: `from savepoint import list_savepoints\nfor found in list_savepoints(${JSON.stringify(root || roots[0].url)}, checkpoints=True, depth=3):\n    print(found.path)` }));
 }
 
 export async function details(query) {
@@ -35,7 +35,7 @@ export async function details(query) {
   h("div", { class: "cards" }, figure("Kind", `${snapshot.kind}, ${snapshot.format}`), figure("Job", snapshot.job_name || "–"), figure("Completed", moment(snapshot.completed_timestamp)), figure("Size", bytes(snapshot.size)), figure("Operators", count(snapshot.operators.length))),
   h("div", { class: "card" }, table([
     { title: "Operator", cell: (row) => row.operator.uid }, { title: "State", cell: (row) => h("a", { href: href(path, row) }, row.state.name) }, { title: "Kind", cell: (row) => row.state.kind },
-    { title: "Type", cell: (row) => h("code", {}, row.state.type) }, { title: "Entries", number: true, cell: (row) => count(row.state.entries) }, { title: "Size", number: true, cell: (row) => bytes(row.state.bytes) },
+    { title: "Type", wide: true, cell: (row) => h("code", {}, row.state.type) }, { title: "Entries", number: true, cell: (row) => count(row.state.entries) }, { title: "Size", number: true, cell: (row) => bytes(row.state.bytes) },
     { title: "TTL", wide: true, cell: (row) => row.state.ttl ? JSON.stringify(row.state.ttl) : "–" }, { title: "Parallelism", number: true, wide: true, cell: (row) => `${row.operator.parallelism} of ${row.operator.max_parallelism}` },
   ], states, { href: (row) => href(path, row), empty: "It holds no keyed state." })),
   chosen ? await statePanel(path, chosen, query) : null,
@@ -56,8 +56,8 @@ async function entries(path, operator, state, query, here) {
   const page = await get("/api/snapshot/entries", { path, operator: operator.uid, state: state.name, key: query.get("key"), key_group: query.get("key_group"), cursor: query.get("cursor"), limit: 100 });
   const form = h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); const data = new FormData(event.target); here({ key: data.get("key"), key_group: data.get("key_group") }); } },
     field("key", "Key (as JSON or plain text)", query.get("key") || ""), field("key_group", "Key group", query.get("key_group") || "", { size: 9 }), h("button", { class: "primary" }, "Find"), h("button", { type: "button", onclick: () => here({ key: "", key_group: "" }) }, "All"),
-    h("a", { href: `/api/snapshot/download?${new URLSearchParams({ path, operator: operator.uid, state: state.name, format: "parquet" })}`, download: "" }, "Parquet"), h("a", { href: `/api/snapshot/download?${new URLSearchParams({ path, operator: operator.uid, state: state.name, format: "arrow" })}`, download: "" }, "Arrow"));
-  return h("div", { class: "card" }, form, table(page.columns.map((column) => ({ title: column.name, cell: (row) => h("span", { class: "mono", title: column.type }, shown(row[column.name])) })), page.rows, { empty: "No entry matches." }),
+    h("span", { class: "muted small" }, "All entries as"), ["parquet", "arrow", "jsonl"].map((format) => { const file = `/api/snapshot/download?${new URLSearchParams({ path, operator: operator.uid, state: state.name, format })}`; return h("a", { href: file, download: "", onclick: download(file) }, { parquet: "Parquet", arrow: "Arrow", jsonl: "JSON lines" }[format]); }));
+  return h("div", { class: "card" }, form, table(page.columns.map((column) => ({ title: column.name, cell: (row) => h("span", { class: "mono short", title: column.type }, shown(row[column.name])) })), page.rows, { empty: "No entry matches." }),
     page.next ? h("button", { type: "button", onclick: () => here({ cursor: page.next, key: query.get("key") || "", key_group: query.get("key_group") || "" }) }, "Next page") : null);
 }
 
@@ -83,7 +83,7 @@ function sql(path, operator, state) {
   const run = async () => {
     try {
       const answer = await post("/api/query", { path, sql: text.value, limit: 500 });
-      output.replaceChildren(table(answer.columns.map((column, index) => ({ title: column.name, cell: (row) => h("span", { class: "mono" }, shown(row[index])) })), answer.rows, { empty: "No rows." }), answer.truncated ? h("p", { class: "muted" }, "Cut at 500 rows.") : "");
+      output.replaceChildren(table(answer.columns.map((column, index) => ({ title: column.name, cell: (row) => h("span", { class: "mono short" }, shown(row[index])) })), answer.rows, { empty: "No rows." }), answer.truncated ? h("p", { class: "muted" }, "Cut at 500 rows.") : "");
     } catch (error) { output.replaceChildren(h("div", { class: "card error" }, error.message)); }
   };
   text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
@@ -92,14 +92,14 @@ function sql(path, operator, state) {
 
 function edit(path, operator, state) {
   const output = h("div", {});
-  const form = h("form", { class: "row" }, field("key", "Key"), state.kind === "map" ? field("map_key", "Map key") : null, h("select", { name: "op", "aria-label": "Operation" }, h("option", {}, "set"), h("option", {}, "delete")), field("value", "New value (JSON)"), field("destination", "New savepoint", `${path.replace(/\/$/, "")}-edited`), h("button", { class: "primary" }, "Preview"));
+  const form = h("form", { class: "row" }, field("key", "Key"), state.kind === "map" ? field("map_key", "Map key") : null, h("select", { name: "op", "aria-label": "Operation" }, h("option", {}, "set"), h("option", {}, "delete")), field("value", "New value (JSON)"), field("destination", "New savepoint", `${path.replace(/\/$/, "")}-edited`, { long: true }), h("button", { class: "primary" }, "Preview"));
   const change = (data) => ({ operator: operator.uid, state: state.name, key: parse(data.get("key")), op: data.get("op"), ...(data.has("map_key") ? { map_key: parse(data.get("map_key")) } : {}), ...(data.get("op") === "set" ? { value: parse(data.get("value")) } : {}) });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const data = new FormData(form), body = { source: path, destination: data.get("destination"), changes: [change(data)] };
     try {
       const plan = await post("/api/edit/preview", body);
-      output.replaceChildren(h("h2", {}, "This would change"), changesTable(plan.changes), h("button", { class: "primary", type: "button", onclick: async () => { try { await post("/api/operations", { kind: "edit", ...body }); toast("Writing the new savepoint"); location.hash = "#/operations"; } catch (error) { toast(error.message, true); } } }, "Write the new savepoint"));
+      output.replaceChildren(h("h2", {}, "This would change"), changesTable(plan.changes), h("p", {}, h("button", { class: "primary", type: "button", onclick: async () => { try { await post("/api/operations", { kind: "edit", ...body }); toast("Writing the new savepoint"); location.hash = "#/operations"; } catch (error) { toast(error.message, true); } } }, "Write the new savepoint")));
     } catch (error) { output.replaceChildren(h("div", { class: "card error" }, error.message)); }
   });
   return h("div", { class: "card" }, h("p", { class: "muted small" }, "An edit writes a new savepoint; this one stays as it is."), form, output);
@@ -107,7 +107,7 @@ function edit(path, operator, state) {
 
 export async function diff(query) {
   const left = query.get("left") || "", right = query.get("right") || "", output = h("div", {});
-  const form = h("form", { class: "card row", onsubmit: (event) => { event.preventDefault(); const data = new FormData(event.target); location.hash = `#/diff?${new URLSearchParams({ left: data.get("left"), right: data.get("right") })}`; } }, field("left", "Before (path)", left, { size: 40 }), field("right", "After (path)", right, { size: 40 }), h("button", { class: "primary" }, "Compare"));
+  const form = h("form", { class: "card row", onsubmit: (event) => { event.preventDefault(); const data = new FormData(event.target); location.hash = `#/diff?${new URLSearchParams({ left: data.get("left"), right: data.get("right") })}`; } }, field("left", "Before (path)", left, { long: true }), field("right", "After (path)", right, { long: true }), h("button", { class: "primary" }, "Compare"));
   if (left && right) {
     try {
       const answer = await post("/api/diff", { left, right, limit: 200 });
@@ -119,7 +119,7 @@ export async function diff(query) {
 }
 
 function changesTable(changes) {
-  return table([{ title: "State", cell: (row) => `${row.operator}.${row.state}` }, { title: "Key", cell: (row) => h("span", { class: "mono" }, shown(row.key) + (row.map_key === undefined || row.map_key === null ? "" : ` / ${shown(row.map_key)}`)) }, { title: "", cell: (row) => h("span", { class: row.change }, row.change) }, { title: "Before", cell: (row) => h("span", { class: "mono removed" }, row.before === undefined ? "" : shown(row.before)) }, { title: "After", cell: (row) => h("span", { class: "mono added" }, row.after === undefined ? "" : shown(row.after)) }], changes, { empty: "No entry differs." });
+  return table([{ title: "State", cell: (row) => `${row.operator}.${row.state}` }, { title: "Key", cell: (row) => h("span", { class: "mono short" }, shown(row.key) + (row.map_key === undefined || row.map_key === null ? "" : ` / ${shown(row.map_key)}`)) }, { title: "", cell: (row) => h("span", { class: row.change }, row.change) }, { title: "Before", cell: (row) => h("span", { class: "mono short removed" }, row.before === undefined ? "" : shown(row.before)) }, { title: "After", cell: (row) => h("span", { class: "mono short added" }, row.after === undefined ? "" : shown(row.after)) }], changes, { empty: "No entry differs." });
 }
 
 function operationButton(label, source, kind) {

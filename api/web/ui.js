@@ -98,6 +98,9 @@ export function copyAs(entries) {
       h("button", { type: "button", onclick: () => navigator.clipboard.writeText(text).then(() => toast("Copied")) }, "Copy")), h("pre", {}, text))));
 }
 
+// A labelled input of a form.
+export const field = (name, label, value = "", { long, ...extra } = {}) => h("label", { class: long ? "field long" : "field" }, label, h("input", { name, value, ...extra }));
+
 export function tabs(names, current, select) {
   const list = h("div", { class: "tabs", role: "tablist" }, names.map((name) => h("button", { role: "tab", type: "button", "aria-selected": String(name === current), onclick: () => select(name) }, name)));
   list.addEventListener("keydown", (event) => {

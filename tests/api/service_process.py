@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,48 @@ main()
 """
 
 
+REAPER = """
+import os, signal, sys, time
+from pathlib import Path
+mark = sys.argv[1].encode()
+sys.stdin.read()
+def marked():
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes().split(b"\\0"):
+                yield int(process.name)
+        except OSError:
+            continue
+while found := list(marked()):
+    for pid in found:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    time.sleep(0.05)
+"""
+"""Ends what bears the mark once its standard input ends: jobs outlive their service, and must not outlive the test."""
+
+
+class Reaper:
+    """Ends every process that was started with its environment, at the latest when this process is gone."""
+
+    def __init__(self) -> None:
+        mark = f"HOLDFAST_TEST_MARK={uuid.uuid4().hex}"
+        self.environment = os.environ | dict([mark.split("=")])
+        self._process = subprocess.Popen([sys.executable, "-c", REAPER, mark], stdin=subprocess.PIPE, start_new_session=True)
+
+    def reap(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
 class ServiceProcess:
     """Starts, kills and restarts a service on one port and database."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str, token: str | None = None) -> None:
+        self._options, self._token = options, token
         self.folder, self.root, self.jobs = folder, folder / "root", folder / "jobs"
         self.root.mkdir()
         self.jobs.mkdir()
@@ -62,14 +100,16 @@ class ServiceProcess:
             self.port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
+        self._reaper = Reaper()
 
     def start(self, *, die_at: str | None = None) -> ServiceProcess:
         """Start it and wait until it answers; `die_at` names a moment of a launch in which it kills itself."""
         program = ["-m", "api.cli.main"] if die_at is None else ["-c", DYING, die_at]
         command = [sys.executable, *program, "serve", "--port", str(self.port), "--root", str(self.root),
-                   "--database", "service.db", "--jobs-dir", str(self.jobs), "--lost-after", "5s"]
+                   "--database", "service.db", "--jobs-dir", str(self.jobs), "--lost-after", "5s",
+                   *self._options]
         with open(self.folder / "service.log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, env=self._reaper.environment)
         self.eventually(lambda: self.call("GET", "/ready"), "the service is ready")
         return self
 
@@ -82,15 +122,13 @@ class ServiceProcess:
     def stop(self) -> None:
         """End the service and every job that it started."""
         if self.process is not None and self.process.poll() is None:
-            for job in self.call("GET", "/jobs/overview")["jobs"]:
-                details = self.call("GET", f"/jobs/{job['jid']}")
-                if details.get("pid") and details["started-here"] and job["state"] not in ("FINISHED", "CANCELED", "FAILED"):
-                    _quietly_kill(int(details["pid"]))
             self.process.terminate()
             self.process.wait(15)
+        self._reaper.reap()
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(self.url + path, method=method, headers={"Content-Type": "application/json"},
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+        request = urllib.request.Request(self.url + path, method=method, headers=headers,
                                          data=None if body is None else json.dumps(body).encode())
         try:
             with urllib.request.urlopen(request, timeout=30) as response:
@@ -129,10 +167,3 @@ class ServiceProcess:
     def logs(self) -> str:
         files = [self.folder / "service.log", *(self.folder / "logs").glob("*.log")]
         return "\n".join(path.read_text()[-2000:] for path in files if path.exists())
-
-
-def _quietly_kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,3 +50,39 @@ def test_restore_is_checked_before_anything_starts(live_service: Any) -> None:
     report = service.call("POST", "/jobs/check", {"job": "clicks.py:flow", "restore": location, "parallelism": 4})
     assert report["ok"]
     assert {line["operator"] for line in report["lines"]} >= {"count", "clicks"}
+
+
+A_TEST_RUN = """
+import sys, time
+from pathlib import Path
+from service_process import ServiceProcess
+folder = Path(sys.argv[1])
+service = ServiceProcess(folder).start()
+job = service.start_job()
+print(service.process.pid, service.call("GET", f"/jobs/{job}")["pid"], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_test_run_that_is_killed_leaves_neither_its_service_nor_its_jobs_behind(tmp_path: Path) -> None:
+    folder = Path(__file__).resolve().parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    run = subprocess.Popen([sys.executable, "-c", A_TEST_RUN, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
+    assert run.stdout is not None
+    service, job = map(int, run.stdout.readline().split())
+    assert is_alive(service)
+    assert is_alive(job)
+    run.kill()
+    run.wait(10)
+    deadline = time.monotonic() + 60
+    while is_alive(service) or is_alive(job):
+        assert time.monotonic() < deadline, "they go on"
+        time.sleep(0.1)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected does not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False

@@ -159,11 +159,12 @@ def _require_possible(arguments: dict[str, Any]) -> None:
 async def operations(found: Registered, limit: Annotated[int, Query(ge=1, le=1000)] = 100,
                      cursor: Cursor = None) -> dict[str, Any]:
     """Operations, newest first."""
-    before = _decoded(cursor) if cursor else None
-    if before is not None and not isinstance(before, int):
+    after = _decoded(cursor) if cursor else [2**62, ""]
+    if not (isinstance(after, list) and [type(part) for part in after] == [int, str] and abs(after[0]) < 2**63):
         raise InvalidRequest("this is no cursor of this list", field="cursor")
-    items = found.registry.operations(limit, before)
-    return {"items": [_shown(item) for item in items], "next": _encoded(items[-1].created) if len(items) == limit else None}
+    items = found.registry.operations(limit + 1, (after[0], after[1]))
+    last = items[limit - 1] if len(items) > limit else None
+    return {"items": [_shown(item) for item in items[:limit]], "next": _encoded([last.created, last.id]) if last else None}
 
 
 @router.get("/operations/{operation_id}")

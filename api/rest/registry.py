@@ -296,11 +296,11 @@ class Registry:
     def knows_operation(self, operation_id: str) -> bool:
         return bool(self.database.rows("select 1 from operations where id = ?", operation_id))
 
-    def operations(self, limit: int, before: int | None = None) -> list[Operation]:
-        """Operations, newest first; `before` is the creation time of the last one seen."""
+    def operations(self, limit: int, after: tuple[int, str] = (2**62, "")) -> list[Operation]:
+        """Operations, newest first; `after` is the creation time and id of the last one seen."""
         return [_operation(row) for row in self.database.rows(
-            f"select {_OPERATION_COLUMNS} from operations where created < ? order by created desc, id limit ?",
-            before if before is not None else 2**62, limit)]
+            f"select {_OPERATION_COLUMNS} from operations where created < ?1 or (created = ?1 and id > ?2) "
+            "order by created desc, id limit ?3", *after, limit)]
 
     def unfinished_operations(self) -> list[Operation]:
         return [_operation(row) for row in self.database.rows(

@@ -11,26 +11,33 @@ const ROUTES = [
   [/^\/operations$/, operations.list],
 ];
 const main = document.getElementById("main");
-let current = null, drawing = 0;
+let current = null, drawing = 0, underWay = 0, missed = false;
 
 const focusable = () => [...main.querySelectorAll("a[href],button,input,select,textarea,summary,[tabindex='0']")];
 const nameOf = (element) => element && `${element.tagName} ${element.dataset.href || element.getAttribute("href") || element.textContent}`;
 
+// A view that is being fetched is not asked for anew by every change: on a busy service it would never be shown.
 async function draw(keepFocus = false) {
+  underWay += 1;
+  try { await show(keepFocus); } finally { underWay -= 1; }
+  if (missed && !underWay) { missed = false; refresh(); }
+}
+
+async function show(keepFocus) {
   const [path, query] = (location.hash.slice(1) || "/jobs").split("?");
   const found = ROUTES.map(([pattern, view]) => [pattern.exec(path), view]).find(([match]) => match);
   const turn = ++drawing;
   document.querySelectorAll("nav a").forEach((link) => {
     const section = link.getAttribute("href").slice(2).replace("snapshots", "snapshot");
-    link.toggleAttribute("aria-current", path.slice(1).startsWith(section));
+    if (path.slice(1).startsWith(section)) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   });
+  const tab = document.activeElement?.getAttribute("role") === "tab"; // asked now: what becomes inert loses the focus
   main.inert = Boolean(found) && !keepFocus; // what is still shown belongs to the page that was left
   if (!found) return main.replaceChildren(h("div", { class: "empty" }, "There is no such page."));
   try {
     const element = await found[1](new URLSearchParams(query), ...found[0].slice(1));
     if (turn !== drawing) return undefined;
     const scroll = window.scrollY, focused = focusable().indexOf(document.activeElement), named = nameOf(document.activeElement);
-    const tab = document.activeElement?.getAttribute("role") === "tab";
     main.replaceChildren(element);
     main.inert = false;
     if (keepFocus) {
@@ -52,7 +59,8 @@ async function draw(keepFocus = false) {
 // Redraws views that live, unless somebody is typing or a dialog is open.
 function refresh() {
   const busy = document.getElementById("dialog").open || document.activeElement?.matches("input,textarea,select") || !current?.dataset.live || document.querySelector("details[open]") || !getSelection().isCollapsed;
-  if (!busy && !document.hidden) draw(true);
+  if (underWay) missed = true;
+  else if (!busy && !document.hidden) draw(true);
 }
 
 async function watch() {

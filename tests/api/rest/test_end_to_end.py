@@ -67,13 +67,12 @@ time.sleep(600)
 def test_a_test_run_that_is_killed_leaves_neither_its_service_nor_its_jobs_behind(tmp_path: Path) -> None:
     folder = Path(__file__).resolve().parents[1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    run = subprocess.Popen([sys.executable, "-c", A_TEST_RUN, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
-    assert run.stdout is not None
-    service, job = map(int, run.stdout.readline().split())
-    assert is_alive(service)
-    assert is_alive(job)
-    run.kill()
-    run.wait(10)
+    with subprocess.Popen([sys.executable, "-c", A_TEST_RUN, str(tmp_path)], stdout=subprocess.PIPE, env=environment) as run:
+        assert run.stdout is not None
+        service, job = map(int, run.stdout.readline().split())
+        assert is_alive(service)
+        assert is_alive(job)
+        run.kill()
     deadline = time.monotonic() + 60
     while is_alive(service) or is_alive(job):
         assert time.monotonic() < deadline, "they go on"

@@ -59,7 +59,8 @@ def held(client: Any) -> dict[str, int]:
     series = sum(len(metric.samples) for metric in client.app.state.metrics._collectors.collect()
                  if metric.name.startswith("holdfast"))
     return {**rows, "jobs in memory": len(registry._jobs), "versions": len(registry._versions),
-            "asked": len(registry._asked), "cached": len(service._cache), "waiting": len(service.beats._waiting), "series": series,
+            "asked": len(registry._asked), "cached": len(service._cache), "waiting": len(service.beats._waiting),
+            "series": series,
             "canceled": len(service.operations._canceled), "processes": len(service.launcher._processes)}
 
 

@@ -112,3 +112,15 @@ def test_finished_records_beyond_the_newest_are_forgotten_and_open_ones_stay(reg
     assert [job.id for job in registry.jobs()] == ["b" * 32]
     assert registry.checkpoints("a" * 32) == []
     assert registry.command(command.request_id).status == "IN_PROGRESS"
+
+
+def test_pages_hold_every_operation_once_though_they_began_in_the_same_moment(registry: Registry) -> None:
+    made = {registry.add_operation("verify", {"source": str(number)}, None)[0].id for number in range(7)}
+    with registry.database.transaction() as database:
+        database.execute("update operations set created = 1000")
+    seen: list[str] = []
+    after = (2**62, "")
+    while page := registry.operations(2, after):
+        seen += [operation.id for operation in page]
+        after = (page[-1].created, page[-1].id)
+    assert sorted(seen) == sorted(made)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
+import savepoint
+from api.rest.security import Role, new_token
+from statebackend import ValueStateDescriptor
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("service")]
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
@@ -51,8 +58,12 @@ def test_a_savepoint_is_taken_opened_edited_compared_and_restored(page: Any, liv
     page.get_by_text("parallelism 2 · RUNNING").first.wait_for()
     keep(page, "job-graph")
     page.get_by_role("tab", name="History").click()
-    page.get_by_role("button", name="#1", exact=True).click()
+    if os.environ.get("HOLDFAST_SCREENSHOTS"):
+        page.get_by_role("button", name="#20", exact=True).wait_for(timeout=120_000)
+    page.get_by_role("button", name="#3", exact=True).click()
     page.get_by_text("where the time went").wait_for()
+    for part in ("waiting for the barrier", "alignment", "synchronous part", "asynchronous part"):
+        assert page.get_by_text(part, exact=True).is_visible(), "the colours are explained"
     keep(page, "checkpoint-history")
 
     page.get_by_role("button", name="Savepoint…").click()
@@ -156,3 +167,90 @@ def test_the_page_is_operated_by_keyboard_alone_and_fits_a_phone(page: Any, live
     before = page.evaluate("document.documentElement.dataset.theme")
     page.keyboard.press("t")
     assert page.evaluate("document.documentElement.dataset.theme") != before
+
+
+def test_every_view_fits_a_phone_and_can_be_copied_as_a_command(page: Any, live_service: Any) -> None:
+    service = live_service
+    job = service.start_job()
+    trigger = service.call("POST", f"/jobs/{job}/savepoints", {"target-directory": "on-the-phone"})["request-id"]
+    path = service.finished(f"/jobs/{job}/savepoints/{trigger}")["location"]
+    copied = service.call("POST", "/api/operations", {"kind": "copy", "source": path, "destination": "a/copy"})
+    service.eventually(lambda: service.call("GET", f"/api/operations/{copied['id']}")["ended"], "the copy ends")
+    state = f"snapshot?path={path}&operator=count&state=total"
+    views = {
+        "jobs": "clicks", **{f"jobs/{job}/{tab}": heading for tab, heading in {
+            "Graph": "parallelism 2 · RUNNING", "Overview": "Latest completed checkpoint", "Summary": "End to end duration",
+            "Configuration": "exactly_once", "Exceptions": "No failure was reported."}.items()},
+        f"jobs/{job}/History?checkpoint=1": "where the time went", "snapshots": "on-the-phone", state: "user-0",
+        f"{state}&tab=Key groups": "Rescale preview", f"{state}&tab=Schema": "value_type", f"{state}&tab=SQL": "Ctrl-Enter",
+        f"{state}&tab=Edit": "An edit writes a new savepoint", f"snapshot?path={path}&operator=clicks&state=splits": "index",
+        f"diff?left={path}&right={service.root}/a/copy": "No entry differs.", "operations": "a/copy"}
+    page.set_viewport_size({"width": 390, "height": 844})
+    for theme in ("dark", "light"):
+        page.emulate_media(color_scheme=theme)
+        for view, told in views.items():
+            page.goto("about:blank")
+            page.goto(f"{service.url}/web/#/{view}")
+            page.get_by_text(told).first.wait_for(state="attached")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{view} is wider than a phone"
+            summary = page.get_by_text("Copy as CLI / curl / Python")
+            summary.click()
+            for kind in ("CLI", "curl", "Python"):
+                assert page.locator("details").get_by_text(kind, exact=True).is_visible(), view
+    service.call("PATCH", f"/jobs/{job}?mode=cancel", {})
+
+
+def test_what_has_the_focus_keeps_it_while_the_page_updates_itself(page: Any, live_service: Any) -> None:
+    service = live_service
+    job = service.start_job()
+    page.goto(f"{service.url}/web/#/jobs/{job}")
+    page.get_by_role("button", name="Savepoint…").focus()
+    for _ in range(2):
+        page.evaluate("document.querySelector('main > *').id = 'old'")
+        page.wait_for_selector("#old", state="detached")
+        assert page.evaluate("document.activeElement.textContent") == "Savepoint…"
+    page.get_by_role("tab", name="Graph").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("Latest completed checkpoint").wait_for()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("Longest alignment").wait_for()
+    assert page.evaluate("document.activeElement.textContent") == "History"
+    service.call("PATCH", f"/jobs/{job}?mode=cancel", {})
+
+
+def test_entries_are_downloaded_where_the_service_has_tokens(page: Any, new_service: Any, tmp_path: Path) -> None:
+    token, line = new_token(Role.ADMIN)
+    (tmp_path / "tokens").write_text(line + "\n")
+    service = new_service(tmp_path, "--token-file", str(tmp_path / "tokens"), token=token)
+    try:
+        service.start()
+        with savepoint.SavepointWriter(service.root / "sp") as writer:
+            rows = pa.table({"key": [1, 2, 3], "value": [10, 20, 30]})
+            writer.keyed("count", ValueStateDescriptor("total", int), rows, key_type=int)
+        page.goto(f"{service.url}/web/#/snapshot?path=sp")
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Use it").click()
+        page.get_by_role("tab", name="Entries").wait_for()
+        with page.expect_download() as downloading:
+            page.get_by_role("link", name="Parquet").click()
+        assert downloading.value.suggested_filename == "count.total.parquet"
+        assert sorted(pq.read_table(downloading.value.path()).column("value").to_pylist()) == [10, 20, 30]
+        assert token not in page.url
+        assert token not in service.logs()
+    finally:
+        service.stop()
+
+
+def test_a_view_that_is_slow_to_come_is_shown_though_jobs_report_meanwhile(page: Any, live_service: Any) -> None:
+    service = live_service
+    job = service.start_job()
+    page.goto(f"{service.url}/web/#/jobs/{job}")
+    page.get_by_text("parallelism 2 · RUNNING").first.wait_for()
+
+    def slow(route: Any) -> None:
+        time.sleep(2.5)  # jobs report every second
+        route.continue_()
+    page.route("**/checkpoints/config", slow)
+    page.get_by_role("tab", name="Configuration").click()
+    page.get_by_text("exactly_once").wait_for(timeout=20_000)
+    service.call("PATCH", f"/jobs/{job}?mode=cancel", {})

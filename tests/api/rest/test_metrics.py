@@ -48,7 +48,7 @@ def test_a_real_job_tells_its_checkpoints_its_state_by_operator_its_skew_and_its
     # Every user clicks equally often: the busiest key group is the one with the most users.
     users = Counter(key_group_of(f"user-{number}", GROUPS) for number in range(USERS))
     expected = max(users.values()) * GROUPS / USERS
-    assert found["holdfast_key_group_skew", "count"] == pytest.approx(expected, rel=0.15)
+    assert found["holdfast_key_group_skew", "count"] == pytest.approx(expected, rel=0.25)
 
     trigger = service.call("POST", f"/jobs/{job}/stop", {"targetDirectory": "measured"})["request-id"]
     location = service.finished(f"/jobs/{job}/savepoints/{trigger}")["location"]

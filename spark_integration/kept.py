@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_integration.keys import key_array
+from spark_integration.rows import shorten
 from statebackend.backend import KeyedBackend
 from statebackend.codecs.base import StateType
 from statebackend.codecs.records import TupleType
@@ -33,12 +34,21 @@ _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 class Chunk:
     """The rows of a chunk by key: `codes[row]` is the slot of the row's key, `keys` the key of each slot."""
 
-    def __init__(self, rows: pa.Table, names: Sequence[str], key_type: StateType) -> None:
+    def __init__(self, rows: pa.Table, names: Sequence[str], key_type: StateType, records: Sequence[str] = ()) -> None:
+        """`records` are the columns that a function sees, and errors show."""
         codes, first = _codes(rows, names)
         self.codes: list[int] = codes.tolist()
         self.count = len(first)
+        self._rows, self._records = rows, list(records)
         taken = rows.select(list(names)).take(pa.array(first))
         self.keys: pa.Array = key_array(taken, names, key_type)
+
+    def record(self, slot: int, *, last: bool) -> dict[str, Any] | None:
+        """The first or last record of a key. It is searched for: only errors ask."""
+        if not self._records:
+            return None
+        row = len(self.codes) - 1 - self.codes[::-1].index(slot) if last else self.codes.index(slot)
+        return self._rows.slice(row, 1).select(self._records).to_pylist()[0]  # type: ignore[no-any-return]
 
 
 def _codes(rows: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
@@ -85,7 +95,7 @@ class Cursor:
 class KeptValue(ValueState[Any]):
     """A value state as a function sees it. Between chunks (timers, broadcasts) it is the backend's state itself."""
 
-    __slots__ = ("_changed", "_cursor", "_default", "_exact", "_keys", "_reads", "_state", "_values", "descriptor")
+    __slots__ = ("_changed", "_chunk", "_cursor", "_default", "_exact", "_keys", "_reads", "_state", "_values", "descriptor")
 
     def __init__(self, state: ValueState[Any], cursor: Cursor) -> None:
         self._state, self.descriptor, self._cursor = state, state.descriptor, cursor
@@ -93,21 +103,22 @@ class KeptValue(ValueState[Any]):
         self._default = state.descriptor.default
         self._values: list[Any] = []
         self._changed = bytearray()
+        self._chunk: Chunk | None = None
         self._keys: pa.Array | None = None
         self._reads = 0
 
     # -- chunks
 
-    def begin(self, keys: pa.Array) -> None:
-        self._keys, self._reads = keys, 0
-        self._values, self._changed = [_UNREAD] * len(keys), bytearray(len(keys))
+    def begin(self, chunk: Chunk) -> None:
+        self._chunk, self._keys, self._reads = chunk, chunk.keys, 0
+        self._values, self._changed = [_UNREAD] * chunk.count, bytearray(chunk.count)
 
     def end(self) -> None:
         """Write what changed, and serve single calls from the backend again."""
-        self.store()
-        self._keys, self._values, self._changed = None, [], bytearray()
+        self.store(ended=True)
+        self._chunk, self._keys, self._values, self._changed = None, None, [], bytearray()
 
-    def store(self) -> None:
+    def store(self, ended: bool = False) -> None:
         """Write what changed so far; what is held stays good."""
         if self._keys is None:
             return
@@ -121,18 +132,25 @@ class KeptValue(ValueState[Any]):
         try:
             self._state.put_values(named, chosen)
         except (HoldfastError, *_ARROW_ERRORS) as error:
-            self._refuse_misfit(named, chosen, error)
+            self._refuse_misfit(which.tolist(), ended, error)
             raise
 
-    def _refuse_misfit(self, keys: pa.Array, values: list[Any], cause: Exception) -> None:
-        """Name the first value that does not fit, and its key; nothing where all of them fit."""
-        check, name = self.descriptor.value_type.check, self.descriptor.name
-        for row, value in enumerate(values):
+    def _refuse_misfit(self, slots: list[int], ended: bool, cause: Exception) -> None:
+        """Name the first value that does not fit, its key, and a record of that key; nothing where all of them fit.
+
+        The record is the key's last one of the chunk; before the chunk has ended the first, which surely was processed.
+        """
+        assert self._chunk is not None
+        check = self.descriptor.value_type.check
+        for slot in slots:
+            value = self._values[slot]
             try:
                 if value is not None:
                     check(value)
             except InvalidRequest as wrong:
-                context = {**wrong.context, "state": name, "key": keys[row].as_py()}
+                record = self._chunk.record(slot, last=ended)
+                context = {**wrong.context, "state": self.descriptor.name, "key": self._chunk.keys[slot].as_py(),
+                           "record": shorten(record) if record is not None else None}
                 raise InvalidRequest(wrong.message, hint=wrong.hint, **context) from cause
 
     def _read(self, slot: int) -> Any:
@@ -233,7 +251,7 @@ class Kept:
 
     def begin(self, chunk: Chunk) -> None:
         for state in self._states.values():
-            state.begin(chunk.keys)
+            state.begin(chunk)
 
     def end(self) -> None:
         for state in self._states.values():

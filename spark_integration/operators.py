@@ -99,7 +99,7 @@ class FunctionOperator(Operator):
                 self._process_records(batch, Cursor(), repeat(0))
                 done += self._output.flush()
             return done
-        chunk = Chunk(rows, self._columns.keys, self._keyed.key_type)
+        chunk = Chunk(rows, self._columns.keys, self._keyed.key_type, self._columns.records)
         kept.begin(chunk)
         for batch in rows.to_batches():
             self._process_records(batch, kept.cursor, chunk.codes[begin:begin + batch.num_rows])

@@ -70,19 +70,23 @@ def test_a_kept_state_tells_what_the_backend_would(backend: str, descriptor: Any
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_value_that_does_not_fit_is_named_with_its_key(backend: str, tmp_path: Path) -> None:
+def test_a_value_that_does_not_fit_is_named_with_its_key_and_record(backend: str, tmp_path: Path) -> None:
     backing, keyed = opened(backend, tmp_path, state_type(str))
     kept = Kept(keyed)
     wide, pair = kept.state(ValueStateDescriptor("wide", int)), kept.state(ValueStateDescriptor("pair", tuple[int, int]))
+    rows = pa.table({"user": ["a", "b", "a", "b", "c"], "n": range(5)})
     for state, value in ((wide, 2**70), (pair, (1, "no"))):
-        kept.begin(Chunk(pa.table({"user": ["a", "b"]}), ("user",), state_type(str)))
-        keyed.set_current_key("b")
-        kept.cursor.slot = 1
-        state.update(value)
-        with pytest.raises(InvalidRequest) as caught:
-            kept.end()
-        assert (caught.value.context["key"], caught.value.context["state"]) == ("b", state.descriptor.name)
-        state.begin(pa.array([], pa.string()))
+        for act, n in ((kept.end, 3), (lambda: state.value_many(pa.array(["a"])), 1)):  # noqa: B023
+            kept.begin(Chunk(rows, ("user",), state_type(str), ("user", "n")))
+            keyed.set_current_key("b")
+            kept.cursor.slot = 1
+            state.update(value)
+            with pytest.raises(InvalidRequest) as caught:
+                act()
+            context = caught.value.context
+            assert (context["key"], context["state"]) == ("b", state.descriptor.name)
+            assert context["record"] == repr({"user": "b", "n": n})
+            state.begin(Chunk(rows.slice(0, 0), ("user",), state_type(str)))
     with pytest.raises(InvalidRequest, match="another type"):
         wide.update("text")
     backing.close()

@@ -23,7 +23,7 @@ class Count(KeyedProcessFunction):
         self.count = ctx.state(ValueStateDescriptor("count", int, default=0))
 
     def process(self, record: Any, ctx: Any) -> Any:
-        self.count.update(self.count.value() + 1)
+        self.count.update(self.count.value() + (1 << 70 if record["amount"] == 15 else 1))
         if record["amount"] == 13:
             raise ValueError("thirteen")
         yield {"user": str(ctx.key), "n": self.count.value() if record["amount"] != 14 else "fourteen"}
@@ -73,7 +73,8 @@ def test_a_continuous_trigger_is_refused(spark: Any, tmp_path: Path) -> None:
     ({"user": ["a", None], "amount": [1, 2]}, r"key column 'user' is null in a row.*amount.*2"),
     ({"user": ["a", "u"], "amount": [1, 13]}, r"Count.process raised ValueError: thirteen.*key=.*u.*amount.*13"),
     ({"user": ["a", "u"], "amount": [1, 14]}, r"column.*'?n'?.*Count"),
-], ids=["null key", "raising function", "unfit output"])
+    ({"user": ["a", "u", "v"] * 50, "amount": [*range(100, 249), 15]}, r"Count.process.*key='v'.*amount.*\b15\b"),
+], ids=["null key", "raising function", "unfit output", "overflow among many rows"])
 def test_bad_rows_fail_their_batch_and_leave_the_epoch_before(
         rows: dict[str, Any], message: str, counting: Callable[..., Any], run_query: Callable[..., Any],
         tmp_path: Path) -> None:

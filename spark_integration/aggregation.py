@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_integration.aggregates import Aggregate, AggregateOperator, CombineTask, parse_aggregates
+from spark_integration.arrow_types import arrow_schema, spark_schema, spark_type
 from spark_integration.keys import key_columns, key_type_of
 from spark_integration.operators import Columns, Operator
 from spark_integration.transform import build
@@ -35,11 +36,9 @@ def aggregate(df: Any, *, key: str | Sequence[str], aggs: Mapping[str, Any], uid
 
     The other arguments are those of `stateful`.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     keys = key_columns(key, df.columns)
     key_fields = [df.schema[name] for name in keys]
-    arrow = to_arrow_schema(df.schema, timezone="UTC")
+    arrow = arrow_schema(df.schema)
     aggregates = parse_aggregates(aggs, {field.name: field.type for field in arrow})
     clash = set(keys) & {one.name for one in aggregates}
     if clash:
@@ -73,9 +72,7 @@ def _combined(df: Any, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> 
     if any(one.function in ("last", "collect") for one in aggregates):
         raise InvalidRequest("last and collect can't be combined before the shuffle: the order of rows would be lost",
                              hint="leave combine out")
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-
-    key_schema = to_arrow_schema(df.select(*keys).schema, timezone="UTC")
+    key_schema = arrow_schema(df.select(*keys).schema)
     fields = [*key_schema]
     for one in aggregates:
         fields.append(pa.field(one.name, one.value_type))
@@ -83,7 +80,7 @@ def _combined(df: Any, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> 
             fields.append(pa.field(one.rows_name, pa.int64()))
     schema = pa.schema(fields)
     task = CombineTask(keys, aggregates, schema, _COMBINE_ROWS)
-    return _needed(df, keys, aggregates, ()).mapInArrow(_plain(task), from_arrow_schema(schema))
+    return _needed(df, keys, aggregates, ()).mapInArrow(_plain(task), spark_schema(schema))
 
 
 def _plain(task: CombineTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -94,7 +91,6 @@ def _plain(task: CombineTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
 
 
 def _result_type(df: Any, keys: Sequence[str], aggregates: Sequence[Aggregate]) -> Any:
-    from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import ArrayType, StructField, StructType
 
     fields = [StructField(name, df.schema[name].dataType, True) for name in keys]
@@ -103,6 +99,6 @@ def _result_type(df: Any, keys: Sequence[str], aggregates: Sequence[Aggregate]) 
             kind = df.schema[one.column].dataType
             kind = ArrayType(kind) if one.function == "collect" else kind
         else:
-            kind = from_arrow_type(one.value_type)
+            kind = spark_type(one.value_type)
         fields.append(StructField(one.name, kind, True))
     return StructType(fields)

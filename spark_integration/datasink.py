@@ -26,6 +26,7 @@ from savepoint.opened import open_savepoint
 from savepoint.sorting import SortedRows
 from savepoint.transform import schema_of
 from savepoint.writer import OpenHandleWriter
+from spark_integration.arrow_types import arrow_schema
 from spark_integration.keys import key_array, key_columns, key_group_column, key_type_of
 from statebackend.backend import KeyedHandle
 from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor, ValueStateDescriptor
@@ -75,14 +76,12 @@ class StateWriter(DataSourceArrowWriter):  # type: ignore[misc]
             place.published = True  # only looked whether it is free
 
     def _types(self, schema: Any) -> tuple[StateType, StateSchema, int]:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         like = self._options.get("like")
         if like:
             with open_savepoint(like) as opened:
                 return (opened.key_type(self._uid), opened.schema(self._uid, self._options["state"]),
                         opened.max_parallelism(self._uid))
-        arrow = to_arrow_schema(schema, timezone="UTC")
+        arrow = arrow_schema(schema)
         kind = self._options.get("kind", "value")
         ttl = TtlConfig(self._options["ttl"]) if self._options.get("ttl") else None
         value_type, name = arrow.field(self._value).type, self._options["state"]

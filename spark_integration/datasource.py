@@ -33,6 +33,7 @@ from pyspark.sql.datasource import (
 )
 
 from savepoint.opened import Savepoint, open_savepoint
+from spark_integration.arrow_types import arrow_schema, spark_schema
 from statebackend.errors import InvalidRequest, NotFound
 from statebackend.keygroups import KeyGroupRange, key_grouper
 
@@ -70,24 +71,16 @@ class HoldfastDataSource(DataSource):  # type: ignore[misc]
         return NAME
 
     def schema(self) -> Any:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        return from_arrow_schema(StateReader(self.options).arrow_schema())
+        return spark_schema(StateReader(self.options).arrow_schema())
 
     def reader(self, schema: Any) -> StateReader:
         kind = FilteredStateReader if self.options.get("pushdown", "false").lower() == "true" else StateReader
-        return kind(self.options, _arrow(schema))
+        return kind(self.options, arrow_schema(schema))
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
         from spark_integration.datasink import StateWriter
 
         return StateWriter(self.options, schema, overwrite)
-
-
-def _arrow(schema: Any) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 class KeyGroups(InputPartition):  # type: ignore[misc]

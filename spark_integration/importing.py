@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from checkpoint.storage.store import FileStore
 from savepoint.bootstrap import SavepointWriter
+from spark_integration.arrow_types import arrow_schema
 from spark_integration.keys import key_type_of
 from spark_integration.query_savepoints import PROPERTY
 from spark_integration.spark_log import read_position
@@ -55,14 +56,12 @@ class _Imported:
     domain: TimeDomain | None = None
 
     def write(self, writer: SavepointWriter, uid: str, counts: Counter[str]) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         key_type = key_type_of(self.frame.schema["key"].dataType.fields)
         if self.domain is not None:
             writer.timers(uid, self.domain, self._rows(counts), key_type=key_type)
             return
         assert self.describe is not None
-        descriptor = self.describe(self.columns(to_arrow_schema(self.frame.schema, timezone="UTC").empty_table()))
+        descriptor = self.describe(self.columns(arrow_schema(self.frame.schema).empty_table()))
         value = {"value": "map_value"} if isinstance(descriptor, MapStateDescriptor) else {}
         writer.keyed(uid, descriptor, self._rows(counts), key_type=key_type, **value)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_integration.arrow_types import arrow_schema
 from spark_integration.keys import key_group_column, quoted
 from spark_integration.operators import OutputSchema
 from spark_integration.task import BATCH_TIME, BROADCAST, ROUTE, StatefulTask, TaskPlan
@@ -41,7 +42,6 @@ def struct_type(schema: Any, what: str) -> Any:
 
 def output_schemas(output: Any, side_outputs: Mapping[str, Any]) -> tuple[Any, OutputSchema]:
     """The Spark schema of the result (side outputs as nullable structs) and what the task makes of it."""
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
     main = struct_type(output, "output")
@@ -52,8 +52,8 @@ def output_schemas(output: Any, side_outputs: Mapping[str, Any]) -> tuple[Any, O
             raise InvalidRequest(f"side output {name!r} has the name of an output column")
     fields = [StructField(field.name, field.dataType, True) for field in main.fields] if sides else list(main.fields)
     result = StructType([*fields, *(StructField(name, kind, True) for name, kind in sides.items())])
-    arrow = to_arrow_schema(main, timezone="UTC")
-    sides_arrow = {name: pa.struct(list(to_arrow_schema(kind, timezone="UTC"))) for name, kind in sides.items()}
+    arrow = arrow_schema(main)
+    sides_arrow = {name: pa.struct(list(arrow_schema(kind))) for name, kind in sides.items()}
     return result, OutputSchema(arrow, sides_arrow)
 
 

@@ -1,10 +1,14 @@
 """The DataFrame plan of a stateful operator: key group, shuffle by range, batch time, one Python pass. Public API only.
 
-    withColumn(route) -> repartitionById(P, route * P div m) -> withColumn(time) -> mapInArrow(task)
+    withColumn(route) -> withColumn(time) -> repartitionById(P, route * P div m) -> mapInArrow(task)
 
 The time of the batch travels with its rows, because Spark fixes `current_timestamp()` per micro-batch (and repeats it
 when a batch is replayed) but tells a task nothing of it. It goes as text: Spark writes numbers into the code that it
 generates, which a number that changes would make it compile again for every batch, and a text it passes by reference.
+
+Nothing stands between the shuffle and the operator: an operator must run in batches too in which no row reaches it (it has
+timers to fire and an epoch to complete). Adaptive execution replaces a projection of an empty shuffle by an empty relation
+without partitions, and the operator above would not run; an empty shuffle itself it keeps.
 """
 
 from __future__ import annotations
@@ -68,7 +72,7 @@ def _spread(rows: Any, parallelism: int, max_parallelism: int) -> Any:
 
     owner = (F.col(ROUTE) * parallelism / max_parallelism).cast("int")
     time = F.unix_millis(F.current_timestamp()).cast("string")
-    return rows.repartitionById(parallelism, owner).withColumn(BATCH_TIME, time)
+    return rows.withColumn(BATCH_TIME, time).repartitionById(parallelism, owner)
 
 
 def routed_with_shared(df: Any, key_fields: Sequence[Any], parallelism: int, max_parallelism: int,

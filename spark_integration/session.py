@@ -26,20 +26,6 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
-_EXCLUDED = "spark.sql.adaptive.optimizer.excludedRules"
-_EMPTY = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
-
-
-def run_empty_ranges(session: Any) -> None:
-    """Let operators run in batches in which no row reaches them: they have timers to fire and an epoch to complete.
-
-    Inside foreachBatch adaptive execution would replace an operator behind an empty shuffle by an empty relation.
-    """
-    excluded = [rule for rule in (session.conf.get(_EXCLUDED, None) or "").split(",") if rule.strip()]
-    if _EMPTY not in excluded:
-        session.conf.set(_EXCLUDED, ",".join([*excluded, _EMPTY]))
-
-
 def spark_session(master: str = "local[2]", app_name: str = "holdfast", **config: Any) -> Any:
     """A session whose workers use this very Python. `config` names use `__` for dots: `spark__ui__enabled=False`."""
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from spark_integration.epochs import TaskRun, require_parallelism
 from spark_integration.guard import guard
 from spark_integration.keys import key_columns, key_type_of
 from spark_integration.operators import Columns, FunctionOperator, Operator
-from spark_integration.session import require_spark, run_empty_ranges, storage_options
+from spark_integration.session import require_spark, storage_options
 from spark_integration.task import BROADCAST, TaskPlan, versions
 from statebackend.backend import backend_names
 from statebackend.durations import duration_ms, size_bytes
@@ -79,7 +79,6 @@ def build(df: Any, *, key: str | Sequence[str], make_operator: Any, function_nam
     """The plan of any operator: what `stateful` and `aggregate` share."""
     session = df.sparkSession
     require_spark(session)
-    run_empty_ranges(session)
     if df.isStreaming:
         guard(session)
     if not isinstance(uid, str) or not uid:

@@ -21,6 +21,7 @@ from typing import Any
 from checkpoint.dataflow.functions import KeyedProcessFunction
 from spark_integration import stateful
 from statebackend import ValueStateDescriptor
+from statebackend.errors import InvalidRequest
 
 
 def executor_pid() -> int:
@@ -93,6 +94,19 @@ def run(spark: Any, spec: dict[str, Any], parallelism: int | None) -> None:
         print(query.recentProgress)
 
 
+def start_asynchronously(spark: Any, spec: dict[str, Any]) -> str:
+    """What is said to a query with asynchronous progress tracking; it must not begin."""
+    stream = spark.readStream.schema("user string, amount bigint").parquet(f"{spec['folder']}/in")
+    out = stateful(stream, key="user", function=Count("nothing", ""), output="user string, n bigint", uid="asynchronous",
+                   checkpoint=f"{spec['folder']}/state", parallelism=2)
+    try:
+        out.selectExpr("*").writeStream.format("noop").option("asyncProgressTrackingEnabled", True).option(
+            "checkpointLocation", f"{spec['folder']}/ck-asynchronous").start()
+    except InvalidRequest as error:
+        return str(error)
+    return f"started: {len(spark.streams.active)}"
+
+
 def main(spec: dict[str, Any]) -> None:
     folder = Path(spec["folder"])
     spark = session_of(spec)
@@ -107,6 +121,7 @@ def main(spec: dict[str, Any]) -> None:
         register(spark)
         stored = spark.read.format("holdfast").option("operator", "count").option("state", "count").load(
             str(folder / "sp"))
+        (folder / "refused.txt").write_text(start_asynchronously(spark, spec))
         (folder / "stored.json").write_text(json.dumps({row.key: row.value for row in stored.collect()}))
     spark.stop()
 

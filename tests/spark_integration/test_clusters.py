@@ -97,6 +97,8 @@ def test_spark_connect_runs_a_stateful_query_and_reads_its_savepoint(users: list
     run_job({"master": "connect", "folder": str(tmp_path), "fault": "nothing", "runs": [[3, 2], [2, None]]})
     assert sunk(tmp_path) == every_count(users)
     assert json.loads((tmp_path / "stored.json").read_text()) == Counter(users)
+    assert "asynchronous progress tracking skips commits" in (tmp_path / "refused.txt").read_text()
+    assert not (tmp_path / "ck-asynchronous").exists()
 
 
 def test_a_query_keeps_its_state_on_s3_and_its_secrets_to_itself(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from checkpoint.dataflow.functions import KeyedBroadcastProcessFunction
+from checkpoint.storage.store import FileStore
 from spark_integration import require_spark, stateful
+from spark_integration.epoch_store import EpochStore
 from spark_integration.session import storage_options
 from spark_integration.taskinfo import BATCH_ID, CONTINUOUS, QUERY_ID, RUN_ID
 from statebackend import MapStateDescriptor
@@ -58,6 +60,21 @@ def test_broadcast_rows_reach_every_range_before_the_others(feed: Callable[..., 
     out = run_query(stateful(source.stream(), key="user", function=Rules(), output="user string, n bigint", uid="r",
                              checkpoint=str(tmp_path / "state"), parallelism=3, broadcast=rules.stream()))
     assert {row["user"]: row["n"] for row in out.rows} == {user: n for n, user in enumerate(users)}
+
+
+def test_an_operator_runs_in_a_batch_that_brings_it_no_row_and_the_session_stays_as_it_is(
+        spark: Any, feed: Callable[..., Any], run_query: Callable[..., Any], tmp_path: Path) -> None:
+    """Adaptive execution knows by then that the shuffle is empty."""
+    source, before = feed("user string, amount bigint"), spark.conf.getAll
+    for amount in (1, 0, 0, 1):
+        source.add(user=["a"], amount=[amount])
+    out = run_query(stateful(source.stream().where("amount > 0").selectExpr("user", "amount as limit"), key="user",
+                             function=Rules(), output="user string, n bigint", uid="r",
+                             checkpoint=str(tmp_path / "state"), parallelism=2))
+    assert [len(out.batches[batch]) for batch in range(4)] == [1, 0, 0, 1]
+    assert [epoch.epoch for epoch in EpochStore(FileStore.at(str(tmp_path / "state")), "r").chain()] == [3, 2, 1, 0]
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    assert spark.conf.getAll == before
 
 
 def test_wrong_arguments_are_refused_before_anything_runs(spark: Any, tmp_path: Path) -> None:

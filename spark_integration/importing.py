@@ -2,6 +2,7 @@
 applyInPandasWithState groups become a savepoint of ours, with the query's offsets, through `format("statestore")`.
 
     aggregation, dedup        one value state: `aggregates` (a record) or `seen` (true)
+    session windows           a map state `sessions`: a record for each open session of the key, by its start
     transformWithState        a state of the same name and kind for each variable, TTL kept; timers as timers
     applyInPandasWithState    value states `state` (a record) and `timeout` (milliseconds)
 
@@ -30,7 +31,9 @@ from statebackend.descriptors import ListStateDescriptor, MapStateDescriptor, St
 from statebackend.errors import InvalidRequest, NotFound
 from statebackend.ttl import TimeDomain, TtlConfig
 
-_AGGREGATIONS = ("stateStoreSave", "sessionWindowStateStoreSaveExec")
+_AGGREGATIONS = ("stateStoreSave",)
+_SESSIONS = ("sessionWindowStateStoreSaveExec",)
+_SESSION_START = "sessionStartTime"
 _DEDUPLICATIONS = ("dedupe", "dedupeWithinWatermark")
 _TRANSFORMS = ("transformWithStateExec", "transformWithStateInPySparkExec", "transformWithStateInPandasExec")
 _GROUPS = ("applyInPandasWithState", "flatMapGroupsWithState")
@@ -133,13 +136,30 @@ def _states(session: Any, location: str, operator: dict[str, Any], operator_id: 
         yield from _variables(load, operator, ttl)
     elif name in _AGGREGATIONS:
         yield _value("aggregates", load(), lambda table: _whole(table, "value"))
+    elif name in _SESSIONS:
+        yield _sessions(load())
     elif name in _DEDUPLICATIONS:
         yield _value("seen", load(), lambda table: pa.array([True] * table.num_rows, pa.bool_()))
     elif name in _GROUPS:
         yield from _groups(load())
     else:
         raise InvalidRequest(f"state of Spark's {name} can't be imported",
-                             hint="aggregations, dropDuplicates, transformWithState and applyInPandasWithState can")
+                             hint="aggregations, session windows, dropDuplicates, transformWithState and "
+                                  "applyInPandasWithState can")
+
+
+def _sessions(frame: Any) -> _Imported:
+    """Spark has a key for each session, made of the grouping columns and the start; here a key has a map of its sessions."""
+    from pyspark.sql import functions as F
+
+    keys = [name for name in frame.schema["key"].dataType.fieldNames() if name != _SESSION_START]
+    kept = [name for name in frame.schema["value"].dataType.fieldNames() if name not in keys]
+    shaped = frame.select(F.struct(*[F.col("key")[name].alias(name) for name in keys]).alias("key"),
+                          F.col("key")[_SESSION_START].alias("start"),
+                          F.struct(*[F.col("value")[name].alias(name) for name in kept]).alias("value"))
+    return _Imported("sessions", shaped, lambda table: {
+        "key": _flat_keys(table), "map_key": _whole(table, "start"), "map_value": _whole(table, "value")},
+        lambda columns: MapStateDescriptor("sessions", columns["map_key"].type, columns["map_value"].type))
 
 
 def _groups(frame: Any) -> Iterator[_Imported]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import savepoint as toolkit
 from checkpoint.dataflow.functions import KeyedProcessFunction
 from spark_integration import import_state, restore_query, stateful
-from statebackend import ValueStateDescriptor
+from statebackend import MapStateDescriptor, ValueStateDescriptor
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -27,8 +29,6 @@ class Totals(KeyedProcessFunction):
     """Goes on counting in the record that Spark's aggregation kept: count and sum."""
 
     def open(self, ctx: Any) -> None:
-        import pyarrow as pa
-
         kind = pa.struct([pa.field("count", pa.int64()), pa.field("sum", pa.int64())])
         self.state = ctx.state(ValueStateDescriptor("aggregates", kind))
 
@@ -60,6 +60,50 @@ def test_an_aggregation_is_imported_with_its_offsets(spark: Any, feed: Callable[
                              uid="totals", checkpoint=str(tmp_path / "state"), parallelism=2), checkpoint="new")
     assert sorted(out.batches) == [1], "only what Spark had not read yet is read"
     assert {row["user"]: row["n"] for row in out.rows} == {"u1": 7, "new": 1}
+
+
+class Sessions(KeyedProcessFunction):
+    """Counts on in the session that a record falls into, as Spark's session window kept it."""
+
+    def open(self, ctx: Any) -> None:
+        time = pa.timestamp("us", "UTC")
+        window = pa.struct([pa.field("start", time), pa.field("end", time)])
+        kind = pa.struct([pa.field("session_window", window), pa.field("count", pa.int64())])
+        self.sessions = ctx.state(MapStateDescriptor("sessions", time, kind))
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        at = record["ts"]
+        for start, session in self.sessions.entries():
+            if start <= at < session["session_window"]["end"]:
+                self.sessions.put(start, {**session, "count": session["count"] + 1})
+                yield {"user": ctx.key, "n": session["count"] + 1}
+                return
+        yield {"user": ctx.key, "n": 1}
+
+
+def test_session_windows_are_imported_as_the_sessions_of_each_key(
+        spark: Any, feed: Callable[..., Any], run_query: Callable[..., Any], tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    def add(*rows: tuple[str, int]) -> None:
+        times = [datetime.fromtimestamp(second, UTC) for _, second in rows]
+        source.add(user=[user for user, _ in rows], ts=pa.array(times, pa.timestamp("us", "UTC")))
+
+    source = feed("user string, ts timestamp")
+    add(("a", 0), ("a", 5), ("a", 100), ("b", 50))
+    sessions = source.stream().withWatermark("ts", "1 hour").groupBy("user", F.session_window("ts", "10 seconds"))
+    run_to_noop(sessions.agg(F.count("*").alias("n")), tmp_path / "old", "append")
+    result = import_state(spark, str(tmp_path / "old"), str(tmp_path / "sp"), uid="s")
+    assert (result["states"], result["rows"]) == (["sessions"], 3)
+    with toolkit.open(tmp_path / "sp") as opened:
+        found = {(start.timestamp(), record["session_window"]["end"].timestamp(), record["count"])
+                 for start, record in opened.lookup("s", "sessions", "a").items()}
+        assert found == {(0, 15, 2), (100, 110, 1)}
+    restore_query(tmp_path / "sp", checkpoint_location=str(tmp_path / "new"), checkpoint=str(tmp_path / "state"))
+    add(("a", 14), ("a", 20), ("b", 55))
+    out = run_query(stateful(source.stream(), key="user", function=Sessions(), output="user string, n bigint", uid="s",
+                             checkpoint=str(tmp_path / "state"), parallelism=2), checkpoint="new")
+    assert sorted((row["user"], row["n"]) for row in out.rows) == [("a", 1), ("a", 3), ("b", 2)]
 
 
 def test_variables_of_transform_with_state_are_imported(spark: Any, feed: Callable[..., Any], tmp_path: Path) -> None:
@@ -125,9 +169,6 @@ class Alarms(KeyedProcessFunction):
 
 def test_timers_of_transform_with_state_fire_here(spark: Any, feed: Callable[..., Any], run_query: Callable[..., Any],
                                                   tmp_path: Path) -> None:
-    from datetime import UTC, datetime
-
-    import pyarrow as pa
     from pyspark.sql import Row
     from pyspark.sql.streaming import StatefulProcessor
 

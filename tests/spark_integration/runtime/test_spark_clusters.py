@@ -1,7 +1,9 @@
-"""`holdfast run --runtime spark` as a process: Ctrl-C, a local cluster that loses an executor, a standalone one."""
+"""`holdfast run --runtime spark` as a process: Ctrl-C, a killed driver, a local cluster that loses an executor, a standalone
+one; `holdfast restore --runtime spark`."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -23,9 +25,10 @@ ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "
 class Run:
     """One life of the command. `pids` finds processes of its session, which Spark's JVMs and workers belong to."""
 
-    def __init__(self, job: Any, *arguments: str) -> None:
-        command = [sys.executable, "-m", "api.cli.main", "--quiet", "run", f"{job.folder / 'job.py'}:flow",
-                   "--checkpoint-dir", "chk", "--checkpoint-interval", "100ms", "-o", "json", *arguments]
+    def __init__(self, job: Any, *arguments: str, checkpoints: str = "chk", restore: str | None = None) -> None:
+        verb = ["run"] if restore is None else ["restore", restore]
+        command = [sys.executable, "-m", "api.cli.main", "--quiet", *verb, f"{job.folder / 'job.py'}:flow",
+                   "--checkpoint-dir", checkpoints, "--checkpoint-interval", "100ms", "-o", "json", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         start_new_session=True, cwd=job.folder, env=os.environ | ENVIRONMENT)
 
@@ -39,6 +42,13 @@ class Run:
             except OSError:
                 continue
         return found
+
+    def is_gone(self, seconds: float = 120) -> bool:
+        """Whether nothing of it is left, or soon will be."""
+        deadline = time.monotonic() + seconds
+        while self.pids("") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return not self.pids("")
 
     def wait_until(self, condition: Callable[[], Any], seconds: float = 400) -> None:
         deadline = time.monotonic() + seconds
@@ -59,8 +69,8 @@ def begin(job: Any) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
     folders: set[Path] = set()
 
-    def make(*arguments: str) -> Run:
-        runs.append(Run(job, *arguments))
+    def make(*arguments: str, **where: str) -> Run:
+        runs.append(Run(job, *arguments, **where))
         return runs[-1]
 
     yield make
@@ -86,14 +96,40 @@ def test_ctrl_c_takes_a_last_checkpoint_and_leaves_nothing_running(job, begin):
     assert run.pids("pyspark.daemon")
     run.process.send_signal(signal.SIGINT)
     assert '"CANCELED"' in run.end()
-    deadline = time.monotonic() + 60
-    while (left := run.pids("")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    assert run.is_gone()
 
     job.add()
     job.write()
     assert '"FINISHED"' in begin("--restore", "latest", "--parallelism", "1").end()
+    assert job.output() == job.expected()
+
+
+@pytest.mark.crash
+def test_a_killed_driver_takes_its_tasks_along_and_goes_on_from_s3(job, begin, s3_root):
+    job.add(2)
+    job.write(watch=True)
+    spark = ("--runtime", "spark", "--master", "local[2]", "--backend", "rocksdb")
+    run = begin(*spark, checkpoints=f"{s3_root}/chk")
+    run.wait_until(lambda: job.output() == job.expected())
+    job.add()
+    run.process.send_signal(signal.SIGKILL)
+    run.process.communicate(timeout=120)
+    assert run.is_gone(), "a JVM or a task has outlived its driver"
+
+    job.add()
+    job.write()
+    assert '"FINISHED"' in begin(*spark, "--restore", "latest", checkpoints=f"{s3_root}/chk").end()
+    assert job.output() == job.expected(), "from scratch, there would be more"
+
+
+def test_the_command_restores_on_spark_what_threads_have_left(job, begin):
+    job.add(2)
+    job.write()
+    left = json.loads(begin().end())
+    job.add()
+    went_on = begin("--runtime", "spark", "--master", "local[2]", "--parallelism", "count=1", restore=left["checkpoint"],
+                    checkpoints="another").end()
+    assert '"FINISHED"' in went_on
     assert job.output() == job.expected()
 
 

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checkpoint import CheckpointSettings, CollectionSource, Dataflow, FileSink, FixedDelay, run, start
+from checkpoint import (
+    CheckpointSettings,
+    CollectionSource,
+    Dataflow,
+    FileSink,
+    FixedDelay,
+    GeneratorSource,
+    KeyedProcessFunction,
+    resolve_restore,
+    run,
+    start,
+)
 from checkpoint.runtime.network import TcpNetwork
 from spark_integration import SparkRuntime
 from spark_integration.runtime.executor import brief
 from spark_integration.runtime.slots import slots_of
-from statebackend import HoldfastError, InvalidRequest, Unavailable
+from statebackend import HoldfastError, InvalidRequest, Unavailable, ValueStateDescriptor
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -91,6 +104,53 @@ def test_a_killed_task_restarts_the_job_from_its_last_checkpoint(start_on, job):
     assert result.restarts >= 1
     assert result.records["files"]["records_out"] <= sum(job.expected().values()) - before  # not from scratch
     assert job.output() == job.expected()
+
+
+class Dawdling(KeyedProcessFunction):
+    """Counts per key, and rests at each record until it is told to hurry."""
+
+    def __init__(self, hurry: Path) -> None:
+        self.hurry = str(hurry)
+
+    def open(self, ctx: Any) -> None:
+        self.count = ctx.state(ValueStateDescriptor("count", int, default=0))
+
+    def process(self, record: int, ctx: Any) -> Any:
+        if not os.path.exists(self.hurry):
+            time.sleep(0.001)
+        self.count.update(self.count.value() + 1)
+        yield [ctx.key, self.count.value()]
+
+
+def test_records_that_a_barrier_overtook_between_tasks_are_restored_exactly(spark, start_on, tmp_path):
+    """Both tasks send to both: half of what is in flight has come over TCP."""
+    hurry, records, keys = tmp_path / "hurry", 100_000, 37
+
+    def dawdling() -> Dataflow:
+        flow = Dataflow("dawdling", chaining=False)
+        flow.source(GeneratorSource(lambda number: number % keys, count=records), uid="numbers", parallelism=2) \
+            .key_by(lambda number: number, key_type=int).process(Dawdling(hurry), uid="count", parallelism=2) \
+            .sink(FileSink(tmp_path / "out"), uid="out")
+        return flow
+
+    handle = start_on(dawdling(), checkpoint_dir=str(tmp_path / "chk"), channel_credit=2,
+                      settings=CheckpointSettings(unaligned=True))
+    wait_until(lambda: alive(handle) and any(task["load"]["back_pressured"] > 0 for task in handle.statistics()["tasks"]
+                                             if task["task"] == "numbers" and "load" in task))
+    taken = handle.trigger_checkpoint(timeout=120)
+    handle.cancel(timeout=120)
+    point = resolve_restore(None, "dawdling", taken)
+    assert point is not None
+    counting = next(one for one in point.metadata.operators if one.uid == "count")
+    assert [subtask.in_flight is not None for subtask in counting.subtasks] == [True, True]
+
+    hurry.touch()
+    result = SparkRuntime(spark).run(dawdling(), checkpoint_dir=str(tmp_path / "again"), restore=taken,
+                                     parallelism={"count": 1})
+    assert result.state == "FINISHED"
+    rows = [tuple(json.loads(line)) for path in (tmp_path / "out").glob("[!.]*.jsonl")
+            for line in path.read_text().splitlines()]
+    assert Counter(rows) == Counter((key, n) for key in range(keys) for n in range(1, len(range(key, records, keys)) + 1))
 
 
 def test_savepoints_move_between_spark_and_threads_and_between_parallelisms(start_on, job, tmp_path):

@@ -1,12 +1,14 @@
 # `make` alone prints the targets. Each one creates the environment it needs.
 .DEFAULT_GOAL := help
-.PHONY: help env system demo test lint types unit soak bench bench-guard flink clean
+.PHONY: help env system demo test lint types unit soak bench bench-guard flink spark-versions clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 WORKERS ?= 2
 PACKAGES := statebackend checkpoint savepoint spark_integration api benchmarks
+SPARKS ?= 4.1 4.2
+SPARK_CORE ?= stateful_counts query_savepoints datasource aggregates spark_facts nexmark
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -50,5 +52,16 @@ flink: env ## Flink's own command line against our service (installs apache-flin
 	$(BIN)/holdfast bench peers pyflink
 	$(BIN)/python -m pytest -q -m flink
 
+spark-versions: env ## the core of the Spark tests with older Sparks, each in .venv-sparkN, all else from .venv
+	@set -e; for version in $(SPARKS); do \
+	  own=$(CURDIR)/.venv-spark$$version; \
+	  if [ ! -x $$own/bin/python ]; then $(BIN)/python -m venv $$own; fi; \
+	  $$own/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "pyspark==$$version.*"; \
+	  site=$$($$own/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$site/rest.pth; \
+	  PYTHONPATH=$(CURDIR) PYSPARK_PYTHON=$$own/bin/python $$own/bin/python -m pytest -q -W default \
+	    $(SPARK_CORE:%=tests/spark_integration/test_%.py); \
+	done
+
 clean: ## remove the environment and everything that was generated
-	rm -rf $(VENV) build dist *.egg-info demo-out bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-spark* build dist *.egg-info demo-out bench-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,8 +4,8 @@
     spark.read.format("holdfast").option("path", "sp").option("table", "states").load()      # or "operators"
     by_key_group(df, "user").write.format("holdfast").option("operator", "count").option("state", "total").save("sp")
 
-Reading makes a task of each range of key groups. Options of both: path, operator, state. Of reading: table, epoch (for
-a query's checkpoint folder), partitions, pushdown.
+Reading makes a task of each range of key groups that was written, small ones joined. Options of both: path, operator,
+state. Of reading: table, epoch (for a query's checkpoint folder), partitions, pushdown.
 
 With `pushdown=true` filters on `key_group` and `key` decide what is read at all. It has to be asked for, because Spark
 (4.3) keeps the narrowed reader with the DataFrame: the same DataFrame used again without the filter would miss rows.
@@ -32,6 +32,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from savepoint.format import OPEN_FORMAT
 from savepoint.opened import Savepoint, open_savepoint
 from spark_integration.arrow_types import arrow_schema, spark_schema
 from statebackend.errors import InvalidRequest, NotFound
@@ -39,6 +40,8 @@ from statebackend.keygroups import KeyGroupRange, key_grouper
 
 NAME = "holdfast"
 _TABLES = ("operators", "states")
+TASK_BYTES = 16 << 20
+"""Small neighbouring ranges share a task up to this size: a task costs as much as reading some megabytes."""
 
 
 def register(session: Any) -> None:
@@ -143,14 +146,17 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
                 if first <= group <= last]
 
     def _ranges(self, opened: Savepoint, limit: int) -> list[KeyGroupRange]:
-        """As the option says, else as the state was written."""
+        """As the option says, else as the state was written, with small files of the open format joined."""
         count = min(self._wanted_partitions, limit)
         if count:
             bounds = [-(-index * limit // count) for index in range(count + 1)]
             return [KeyGroupRange(low, high - 1) for low, high in itertools.pairwise(bounds)]
-        spans = sorted({handle.key_groups for handle in opened.handles(self._uid)}, key=lambda span: span.first)
-        overlap = any(left.last >= right.first for left, right in itertools.pairwise(spans))
-        return [KeyGroupRange(0, limit - 1)] if overlap or not spans else spans
+        sizes: dict[KeyGroupRange, int] = {}
+        for handle in opened.handles(self._uid):  # in order of key groups
+            size = handle.size if handle.format == OPEN_FORMAT else TASK_BYTES
+            sizes[handle.key_groups] = sizes.get(handle.key_groups, 0) + size
+        overlap = any(left.last >= right.first for left, right in itertools.pairwise(sizes))
+        return [KeyGroupRange(0, limit - 1)] if overlap or not sizes else _joined(sizes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, KeyGroups)
@@ -194,6 +200,19 @@ class FilteredStateReader(StateReader):
             self._keys = (value,)
         elif attribute == ("key",) and isinstance(one, In) and isinstance(value, (tuple, list)):
             self._keys = tuple(value)
+
+
+def _joined(sizes: Mapping[KeyGroupRange, int]) -> list[KeyGroupRange]:
+    """Neighbours put together while they are no larger than a task should be."""
+    joined: list[KeyGroupRange] = []
+    held = 0
+    for span, size in sizes.items():
+        if joined and held + size <= TASK_BYTES:
+            joined[-1], held = KeyGroupRange(joined[-1].first, span.last), held + size
+        else:
+            joined.append(span)
+            held = size
+    return joined
 
 
 def _required(options: Mapping[str, str], name: str) -> str:

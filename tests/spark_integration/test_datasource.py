@@ -73,6 +73,22 @@ def test_a_savepoint_of_few_keys_owns_every_key_group(spark: Any, tmp_path: Path
         assert (len(groups), opened.lookup("count", "count", "b")) == (128, 2)
 
 
+def test_small_ranges_share_a_task(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_integration import datasource
+
+    def spans() -> list[tuple[int, int]]:
+        reader = datasource.StateReader({"path": stored, "operator": "count", "state": "total"})
+        return [(part.first, part.last) for part in reader.partitions()]  # type: ignore[attr-defined]
+
+    with toolkit.open(stored) as opened:
+        handles = opened.handles("count")
+    assert spans() == [(0, 127)]
+    monkeypatch.setattr(datasource, "TASK_BYTES", handles[0].size + handles[1].size)
+    assert spans() == [(0, handles[1].key_groups.last), (handles[2].key_groups.first, 127)]
+    monkeypatch.setattr(datasource, "TASK_BYTES", 1)
+    assert spans() == [(handle.key_groups.first, handle.key_groups.last) for handle in handles]
+
+
 def test_filters_narrow_the_partitions(stored: str) -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 

@@ -16,10 +16,10 @@ from savepoint.inflight import noted_files, write_channels
 from savepoint.opened import Savepoint, open_savepoint
 from savepoint.operators import write_operator_states
 from savepoint.statistics import total_rows
+from savepoint.uniting import united_entries
 from savepoint.writer import OpenHandleWriter
 from statebackend.backend import KeyedHandle
 from statebackend.errors import InvalidRequest
-from statebackend.formats import merged_entries
 
 Progress = Callable[[int, int], None]
 """Hears of rows or bytes done and their total (0: not known). What it raises ends the work, and nothing is left."""
@@ -69,14 +69,16 @@ def _open_operator(opened: Savepoint, entry: OperatorEntry, place: Destination, 
 
 def _open_handle(opened: Savepoint, uid: str, handle: KeyedHandle, place: Destination, copier: Copier,
                  meter: Meter) -> KeyedHandle:
-    if handle.format == OPEN_FORMAT:
+    schemas = opened.schemas_of(uid, handle)
+    if handle.format == OPEN_FORMAT and schemas == handle.schemas:
         files = tuple(copier.copy(file, file.path) for file in handle.files)
         meter.advance(sum(total_rows(handle).values()))
         return replace(handle, files=files)
     writer = OpenHandleWriter(place.create, uid, handle.key_type, handle.max_parallelism, handle.key_groups,
-                              handle.schemas, total_rows(handle))
+                              schemas, total_rows(handle))
     try:
-        writer.write_entries(ahead(merged_entries(handle, opened.source)), meter.advance)
+        entries = united_entries(handle, opened.source, schemas, opened.metadata.completed_timestamp)
+        writer.write_entries(ahead(entries), meter.advance)
         return writer.finish()
     except BaseException:
         writer.abort()

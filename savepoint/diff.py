@@ -229,7 +229,7 @@ def _spans(pair: _Pair, uid: str, on_left: bool, on_right: bool) -> Iterator[Key
 def _read(side: Savepoint, uid: str, schema: StateSchema | None, span: KeyGroupRange) -> pa.RecordBatch | None:
     if schema is None:
         return None
-    batches = list(scan_state(side, uid, schema, [span]).batches)
+    batches = list(scan_state(side, uid, schema.name, [span]).batches)
     return concat(batches) if batches else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from savepoint.columns import StateLayout
 from savepoint.format import OPEN_FORMAT
 from savepoint.operators import operator_table, operator_types
 from savepoint.scan import keep_keys, require_columns, scan_state
+from savepoint.uniting import same_layout, united
 from statebackend.backend import KeyedHandle
-from statebackend.errors import CorruptData, InvalidRequest, NotFound
+from statebackend.errors import CorruptData, IncompatibleState, InvalidRequest, NotFound
 from statebackend.files import StateFile
 from statebackend.keygroups import KeyGroupRange, key_grouper
 from statebackend.operator_state import OperatorStatePart
@@ -74,6 +75,7 @@ class Savepoint:
     def __init__(self, url: str, metadata: CheckpointMetadata, source: CheckpointSource) -> None:
         self.url, self.metadata, self.source = url, metadata, source
         self._handles: dict[str, list[KeyedHandle]] = {}
+        self._schemas: dict[str, dict[str, list[StateSchema]]] = {}
 
     # -- what is in it
 
@@ -110,18 +112,25 @@ class Savepoint:
         return self._handles[uid]
 
     def schema(self, uid: str, state: str) -> StateSchema:
-        """The schema of a keyed state or of timers."""
-        for handle in self.handles(uid):
-            for schema in handle.schemas:
-                if schema.name == state:
-                    return schema
-        raise NotFound(f"operator {uid!r} has no keyed state {state!r}", path=self.url,
-                       hint=_nearest(state, [info.name for info in self.states(uid)]))
+        """The schema of a keyed state or of timers, to which parts that have it under another are migrated as they are read.
+
+        `IncompatibleState` where the parts have schemas of which none can become the other.
+        """
+        found = self._stored_schemas(uid).get(state)
+        if found is None:
+            raise NotFound(f"operator {uid!r} has no keyed state {state!r}", path=self.url,
+                           hint=_nearest(state, [info.name for info in self.states(uid)]))
+        return united(found)
 
     def schemas(self, uid: str) -> list[StateSchema]:
-        """The schemas of all keyed states of an operator, by state id."""
-        found = {schema.name: schema for handle in reversed(self.handles(uid)) for schema in handle.schemas}
-        return sorted(found.values(), key=lambda schema: schema.state_id)
+        """The schemas of all keyed states of an operator, by state id; one of several where its parts can't be united."""
+        found = [_united_or_first(schemas) for schemas in self._stored_schemas(uid).values()]
+        return sorted(found, key=lambda schema: schema.state_id)
+
+    def schemas_of(self, uid: str, handle: KeyedHandle) -> tuple[StateSchema, ...]:
+        """What the states of a handle have to be migrated to so that all parts are alike: its own schemas where they are,
+        and where its parts can't be united."""
+        return tuple(self._aim_of(uid, stored) for stored in handle.schemas)
 
     def key_type(self, uid: str) -> StateType:
         handles = self.handles(uid)
@@ -164,10 +173,9 @@ class Savepoint:
             return filtered(self, uid, state, where, keys=keys, key_groups=key_groups, columns=columns)
         if self.is_operator_state(uid, state):
             return self._read_operator_state(uid, state, where, columns)
-        schema = self.schema(uid, state)
         wanted = None if keys is None else list(keys)
         ranges = self.ranges(uid, wanted, key_groups)
-        scan = scan_state(self, uid, schema, ranges, None if wanted is not None else columns, where, wanted)
+        scan = scan_state(self, uid, state, ranges, None if wanted is not None else columns, where, wanted)
         batches: Iterator[pa.RecordBatch] = scan.batches
         if wanted is not None:
             require_columns(columns, scan.arrow_schema.names, state)
@@ -279,6 +287,23 @@ class Savepoint:
 
     # -- inner workings
 
+    def _stored_schemas(self, uid: str) -> dict[str, list[StateSchema]]:
+        """By state, the schemas under which parts have it: one, as a rule."""
+        if uid not in self._schemas:
+            found: dict[str, list[StateSchema]] = {}
+            for schema in (schema for handle in self.handles(uid) for schema in handle.schemas):
+                if schema not in found.setdefault(schema.name, []):
+                    found[schema.name].append(schema)
+            self._schemas[uid] = found
+        return self._schemas[uid]
+
+    def _aim_of(self, uid: str, stored: StateSchema) -> StateSchema:
+        try:
+            aim = self.schema(uid, stored.name)
+        except IncompatibleState:
+            return stored
+        return stored if same_layout(stored, aim) else replace(aim, state_id=stored.state_id)
+
     def _operator_info(self, entry: OperatorEntry) -> OperatorInfo:
         from savepoint.statistics import in_flight_counts, keyed_infos, operator_state_infos
 
@@ -325,6 +350,13 @@ def open_savepoint(path: str | os.PathLike[str], **options: Any) -> Savepoint:
 def is_open(metadata: CheckpointMetadata) -> bool:
     """Whether all keyed state is in the open format."""
     return metadata.format == OPEN_FORMAT
+
+
+def _united_or_first(schemas: Sequence[StateSchema]) -> StateSchema:
+    try:
+        return united(schemas)
+    except IncompatibleState:
+        return schemas[0]
 
 
 def _as_ranges(key_groups: int | KeyGroupRange | Iterable[int] | None, limit: int) -> list[KeyGroupRange]:

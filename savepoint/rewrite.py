@@ -114,9 +114,9 @@ def _as(part: OperatorStatePart, old: Distribution, new: Distribution) -> Operat
 
 @contextmanager
 def as_open(opened: Savepoint) -> Iterator[Savepoint]:
-    """The savepoint itself if all its keyed state is open, else an open copy in a temporary folder."""
-    formats = {handle.format for entry in opened.metadata.operators for handle in opened.handles(entry.uid)}
-    if formats <= {OPEN_FORMAT}:
+    """The savepoint itself if all its keyed state is open, with its parts alike, else such a copy in a temporary folder."""
+    if all(handle.format == OPEN_FORMAT and handle.schemas == opened.schemas_of(entry.uid, handle)
+           for entry in opened.metadata.operators for handle in opened.handles(entry.uid)):
         yield opened
         return
     with tempfile.TemporaryDirectory(prefix="holdfast-open-") as folder:

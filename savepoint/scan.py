@@ -12,6 +12,7 @@ import pyarrow as pa
 from savepoint.columns import StateLayout
 from savepoint.format import KEY, KEY_GROUP, OPEN_FORMAT
 from savepoint.reader import parts_of, read_parts
+from savepoint.uniting import migration, same_layout
 from savepoint.writer import state_ids
 from statebackend.backend import KeyedHandle
 from statebackend.errors import InvalidRequest
@@ -34,21 +35,22 @@ class Scan:
     batches: Iterator[pa.RecordBatch]
 
 
-def scan_state(savepoint: Savepoint, uid: str, schema: StateSchema, ranges: Sequence[KeyGroupRange] | None = None,
+def scan_state(savepoint: Savepoint, uid: str, state: str, ranges: Sequence[KeyGroupRange] | None = None,
                columns: Sequence[str] | None = None, where: ds.Expression | None = None,
                keys: Sequence[Any] | None = None) -> Scan:
     """The rows of a state in these ranges of key groups, in order; all of them if `ranges` is None.
 
     With `keys`, row groups that can't hold them are left out; `keep_keys` filters what remains.
     """
+    schema = savepoint.schema(uid, state)
     layout = StateLayout(schema, savepoint.key_type(uid))
     names = layout.arrow_schema.names
-    require_columns(columns, names, schema.name)
+    require_columns(columns, names, state)
     spans = ranges if ranges is not None else [KeyGroupRange(0, savepoint.max_parallelism(uid) - 1)]
     chosen = list(columns) if columns is not None else names
     arrow_schema = pa.schema([layout.arrow_schema.field(name) for name in chosen])
     wanted = None if keys is None else [layout.key_type.encode_key(key) for key in keys]
-    return Scan(arrow_schema, _batches(savepoint, uid, schema.name, spans, chosen, where, wanted))
+    return Scan(arrow_schema, _batches(savepoint, uid, schema, spans, chosen, where, wanted))
 
 
 def require_columns(wanted: Sequence[str] | None, there: Sequence[str], state: str) -> None:
@@ -59,31 +61,33 @@ def require_columns(wanted: Sequence[str] | None, there: Sequence[str], state: s
                              hint=f"its columns are {', '.join(there)}")
 
 
-def _batches(savepoint: Savepoint, uid: str, state: str, spans: Sequence[KeyGroupRange], columns: Sequence[str],
+def _batches(savepoint: Savepoint, uid: str, schema: StateSchema, spans: Sequence[KeyGroupRange], columns: Sequence[str],
              where: ds.Expression | None, keys: Sequence[bytes] | None) -> Iterator[pa.RecordBatch]:
     for span in spans:
         for handle in savepoint.handles(uid):
             cut = handle.key_groups.intersect(span)
-            schema = next((schema for schema in handle.schemas if schema.name == state), None)
-            if cut is not None and schema is not None:
+            if cut is not None and any(stored.name == schema.name for stored in handle.schemas):
                 yield from scan_handle(savepoint, handle, schema, cut, columns, where, keys)
 
 
 def scan_handle(savepoint: Savepoint, handle: KeyedHandle, schema: StateSchema, key_groups: KeyGroupRange,
                 columns: Sequence[str], where: ds.Expression | None = None,
                 keys: Sequence[bytes] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of one state of one handle."""
+    """The rows of one state of one handle, which may have it under another schema that can be migrated to this one."""
     layout = StateLayout(schema, state_type_from_json(handle.key_type))
-    if handle.format == OPEN_FORMAT:
+    stored = next(stored for stored in handle.schemas if stored.name == schema.name)
+    if handle.format == OPEN_FORMAT and same_layout(stored, schema):
         yield from read_parts(parts_of(handle, schema.name), layout, savepoint.open_file, key_groups, columns, where,
                               keys)
         return
+    migrate = migration(stored, schema, savepoint.metadata.completed_timestamp)
     decoder = layout.decoder()
     for entries in merged_entries(handle, savepoint.source, key_groups):
-        rows = np.flatnonzero(state_ids(entries.column(0)) == schema.state_id)
+        rows = np.flatnonzero(state_ids(entries.column(0)) == stored.state_id)
         if len(rows) == 0:
             continue
-        batch = decoder.decode(entries if len(rows) == len(entries) else entries.take(pa.array(rows)))
+        entries = entries if len(rows) == len(entries) else entries.take(pa.array(rows))
+        batch = decoder.decode(entries if migrate is None else migrate(entries))
         if where is not None:
             batch = pa.Table.from_batches([batch]).filter(where).combine_chunks()
             batch = batch.to_batches()[0] if batch.num_rows else layout.arrow_schema.empty_table().to_batches()[:1]

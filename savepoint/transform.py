@@ -229,7 +229,7 @@ class Transform:
 
         def rows(key_groups: KeyGroupRange | None) -> Iterator[pa.RecordBatch]:
             ranges = None if key_groups is None else [key_groups]
-            for batch in scan_state(opened, uid, schema, ranges).batches:
+            for batch in scan_state(opened, uid, schema.name, ranges).batches:
                 yield from self._changed(batch, schema, StateLayout(schema, key_type), new_layout, change)
 
         regroup = max_parallelism != opened.max_parallelism(uid) or change.keys_change or self._of(uid).key_type

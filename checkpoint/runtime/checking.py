@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
 from typing import Any
 
 from checkpoint.dataflow.context import KeyedBroadcastReadContext, OperatorContext, Place, PlainTimers, SideOutputs
@@ -16,9 +17,10 @@ from checkpoint.storage.metadata import CheckpointMetadata, OperatorEntry
 from statebackend.backend import KeyedHandle, create_backend
 from statebackend.clock import SystemClock
 from statebackend.descriptors import MapStateDescriptor, StateDescriptor
-from statebackend.errors import HoldfastError
+from statebackend.errors import HoldfastError, IncompatibleState
+from statebackend.keygroups import key_group_range
 from statebackend.operator_state import BroadcastState, OperatorStateStore, ReadOnlyBroadcastState
-from statebackend.schema import StateSchema, Verdict, compare_schemas, require_key_type
+from statebackend.schema import StateSchema, Verdict, compare_schemas, require_key_type, united_schema
 from statebackend.state import State
 from statebackend.timers import TIMER_STATES
 from statebackend.types import state_type, state_type_from_json
@@ -98,7 +100,7 @@ def check_restore(flow: Dataflow, metadata: CheckpointMetadata, *, uid_mapping: 
     entries = {mapping.get(entry.uid, entry.uid): entry for entry in metadata.operators}
     states: list[StateFate] = []
     for node in flow.nodes:
-        states += _node_fates(flow, node, entries.get(node.uid))
+        states += _node_fates(flow, node, entries.get(node.uid), widths[node.index])
     for uid, entry in entries.items():
         if all(node.uid != uid for node in flow.nodes) and holds_state(entry):
             fate = Fate.DROPPED if allow_non_restored_state else Fate.REFUSED
@@ -110,7 +112,7 @@ def check_restore(flow: Dataflow, metadata: CheckpointMetadata, *, uid_mapping: 
     return RestoreReport(f"{metadata.job_name} {metadata.kind} {metadata.checkpoint_id}", tuple(states), known)
 
 
-def _node_fates(flow: Dataflow, node: Node, entry: OperatorEntry | None) -> list[StateFate]:
+def _node_fates(flow: Dataflow, node: Node, entry: OperatorEntry | None, parallelism: int) -> list[StateFate]:
     if entry is None:
         return [StateFate(node.uid, None, Fate.NEW, "starts with no state")] if node.stateful else []
     handles = [handle for subtask in entry.subtasks for handle in subtask.keyed]
@@ -124,10 +126,10 @@ def _node_fates(flow: Dataflow, node: Node, entry: OperatorEntry | None) -> list
     if handles[0].max_parallelism != flow.max_parallelism:
         return [*fates, StateFate(node.uid, None, Fate.REFUSED, "the max parallelism differs; change it with holdfast "
                                   "savepoint rescale", str(handles[0].max_parallelism), str(flow.max_parallelism))]
-    return fates + _keyed_fates(flow, node, handles)
+    return fates + _keyed_fates(flow, node, handles, parallelism)
 
 
-def _keyed_fates(flow: Dataflow, node: Node, handles: list[KeyedHandle]) -> list[StateFate]:
+def _keyed_fates(flow: Dataflow, node: Node, handles: list[KeyedHandle], parallelism: int) -> list[StateFate]:
     assert node.key is not None
     try:
         require_key_type(state_type_from_json(handles[0].key_type), state_type(node.key.key_type), node.uid)
@@ -136,11 +138,43 @@ def _keyed_fates(flow: Dataflow, node: Node, handles: list[KeyedHandle]) -> list
         return [StateFate(node.uid, None, Fate.REFUSED, str(error))]
     except Exception as error:
         return [StateFate(node.uid, None, Fate.KEPT, f"open() could not be tried here: {type(error).__name__}: {error}")]
-    stored = {schema.name: schema for handle in handles for schema in handle.schemas}
-    fates = [_fate(node.uid, schema, declared.get(name)) for name, schema in stored.items()]
+    stored: dict[str, list[StateSchema]] = {}
+    for schema in (schema for handle in handles for schema in handle.schemas):
+        if schema not in stored.setdefault(schema.name, []):
+            stored[schema.name].append(schema)
+    fates = [_fate(node.uid, schemas[0], declared.get(name)) if len(schemas) == 1 else
+             _fate_of_parts(node.uid, schemas, handles, parallelism, declared.get(name)) for name, schemas in stored.items()]
     fates += [StateFate(node.uid, name, Fate.NEW, declared=str(schema))
               for name, schema in declared.items() if name not in stored]
     return fates
+
+
+def _fate_of_parts(uid: str, stored: list[StateSchema], handles: list[KeyedHandle], parallelism: int,
+                   declared: StateSchema | None) -> StateFate:
+    """The fate of a state that parts of the checkpoint hold under different schemas: refused if any subtask can't restore
+    what falls to it, and migrated if any part is."""
+    state, shown = stored[0].name, " and ".join(dict.fromkeys(map(str, stored)))
+    try:
+        united = _united_by_subtask(state, handles, parallelism)
+    except IncompatibleState as error:
+        return StateFate(uid, state, Fate.REFUSED, str(error), shown, None if declared is None else str(declared))
+    fates = [_fate(uid, schema, declared) for schema in united]
+    refused = next((fate for fate in fates if fate.fate is Fate.REFUSED), None)
+    fates += [_fate(uid, schema, declared) for schema in stored]
+    migrated = next((fate for fate in fates if fate.fate is Fate.MIGRATED), None)
+    return replace(refused or migrated or fates[0], stored=shown)
+
+
+def _united_by_subtask(state: str, handles: list[KeyedHandle], parallelism: int) -> list[StateSchema]:
+    """The schemas under which the new subtasks hold their parts of a state before it is registered."""
+    united: dict[StateSchema, None] = {}
+    for index in range(parallelism):
+        mine = key_group_range(index, parallelism, handles[0].max_parallelism)
+        found = dict.fromkeys(schema for handle in handles if handle.key_groups.intersect(mine) is not None
+                              for schema in handle.schemas if schema.name == state)
+        if found:
+            united[reduce(united_schema, found)] = None
+    return list(united)
 
 
 def _fate(uid: str, stored: StateSchema, declared: StateSchema | None) -> StateFate:

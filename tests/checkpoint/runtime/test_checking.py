@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass, replace
+
+import pyarrow as pa
 import pytest
 
 from checkpoint import CollectionSource, CollectSink, Dataflow, KeyedProcessFunction, check_restore, resolve_restore, run
 from checkpoint.runtime.checking import Fate
 from statebackend import NotFound, TtlConfig, ValueStateDescriptor
+from statebackend.types import state_type
 
 
 class Two(KeyedProcessFunction):
@@ -61,6 +65,49 @@ def test_a_state_that_is_not_declared_any_more_is_kept_and_a_new_one_is_new(meta
 
 def test_a_state_with_another_ttl_is_migrated(metadata):
     assert fates(check_restore(flow_of(variant(ttl=TtlConfig("1d"))), metadata))["two", "count"] is Fate.MIGRATED
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A checkpoint of two subtasks that have `count` under schemas of their own."""
+    def make(first, second):
+        path = run(flow_of(Two()), checkpoint_dir=str(tmp_path / "mixed"), parallelism={"two": 2}).checkpoint
+        metadata = resolve_restore(None, "checked", path).metadata
+        entry = metadata.operator("two")
+        kinds = dict(enumerate([first, second]))
+        subtasks = tuple(replace(subtask, keyed=tuple(replace(handle, schemas=tuple(
+            replace(schema, value_type=state_type(kinds[subtask.index])) if schema.name == "count" else schema
+            for schema in handle.schemas)) for handle in subtask.keyed)) for subtask in entry.subtasks)
+        assert [len(subtask.keyed) for subtask in subtasks] == [1, 1]
+        others = tuple(one for one in metadata.operators if one.uid != "two")
+        return replace(metadata, operators=(*others, replace(entry, subtasks=subtasks)))
+    return make
+
+
+@pytest.mark.parametrize("kinds", [(pa.int32(), int), (int, pa.int32())])
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_a_state_that_only_some_subtasks_have_migrated_is_migrated(mixed, kinds, parallelism):
+    report = check_restore(flow_of(Two()), mixed(*kinds), parallelism={"two": parallelism})
+    assert fates(report)["two", "count"] is Fate.MIGRATED
+    found = next(state for state in report.states if state.state == "count")
+    assert {"value[int32]", "value[int]"} == set(found.stored.split(" and "))
+
+
+@pytest.mark.parametrize("kinds", [(pa.int32(), int), (int, pa.int32())])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_state_is_refused_if_the_part_of_any_subtask_is(mixed, kinds, parallelism):
+    narrow = check_restore(flow_of(variant(states=(("count", pa.int32()),))), mixed(*kinds),
+                           parallelism={"two": parallelism})
+    assert fates(narrow)["two", "count"] is Fate.REFUSED
+
+
+def test_parts_that_do_not_fit_each_other_are_refused_only_where_a_subtask_would_hold_both(mixed):
+    one, other = make_dataclass("R", [("x", int), ("y", int, 7)]), make_dataclass("R", [("x", int), ("z", int, 0)])
+    flow, metadata = flow_of(variant(states=(("count", make_dataclass("R", [("x", int)])),))), mixed(one, other)
+    assert fates(check_restore(flow, metadata, parallelism={"two": 2}))["two", "count"] is Fate.MIGRATED
+    report = check_restore(flow, metadata, parallelism={"two": 1})
+    assert fates(report)["two", "count"] is Fate.REFUSED
+    assert "disagree" in next(state.reason for state in report.states if state.fate is Fate.REFUSED)
 
 
 def test_a_state_of_another_type_is_refused_with_both_types(metadata):

@@ -34,6 +34,8 @@ _FOOTER = 53
 _TRAILER = 5
 _XXH3, _LAST_BYTE_PRIME = 4, 0x6B9083D9
 _PLAIN, _LZ4 = 0, 4
+_LZ4_EXPANDS = 255
+"""So many bytes come of one at most: each byte that tells a length adds up to 255 to it."""
 _INDEX_KEY = "rocksdb.block.based.table.index.type"
 _EXPECTED = {_INDEX_KEY: b"\0\0\0\0", "rocksdb.comparator": b"leveldb.BytewiseComparator",
              "rocksdb.index.key.is.user.key": b"\1", "rocksdb.index.value.is.delta.encoded": b"\1",
@@ -176,6 +178,9 @@ class TableFile:
         if kind != _LZ4:
             raise self._damaged("a block is compressed in another way than the table says", found=kind)
         length, begin = varint(block[:10], 0)
+        if length > _LZ4_EXPANDS * size:
+            raise self._damaged("a block says to be longer than it can be", expected=f"at most {_LZ4_EXPANDS * size}",
+                                found=length, offset=offset)
         try:
             return _CODEC.decompress(block[begin:], length)
         except (pa.ArrowException, OSError) as error:

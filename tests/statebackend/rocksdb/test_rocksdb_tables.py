@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ from statebackend.entries import merge_entries
 from statebackend.errors import CorruptData
 from statebackend.keygroups import KeyGroupRange
 from statebackend.rocksdb import format as rocksdb_format
+from statebackend.rocksdb import tables
 from statebackend.rocksdb.format import stored_layers
 from statebackend.rocksdb.snapshot import part_batches
 from statebackend.rocksdb.store import Store, write_table
@@ -201,6 +204,33 @@ def test_a_damaged_block_is_named_and_no_row_of_it_is_given(tmp_path: Path, plac
     path.write_bytes(bytes(data))
     with pytest.raises(CorruptData, match=path.name):
         directly(tmp_path / "db")
+
+
+def test_a_block_that_says_to_be_longer_than_lz4_can_make_it_is_named_before_room_is_made(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = one_table(tmp_path / "db")
+    table = TableFile(path)
+    offset, size = int(table._offsets[0]), int(table._sizes[0])
+    table.close()
+    data = bytearray(path.read_bytes())
+    assert data[offset + size] == 4, "the block is compressed by LZ4"
+
+    data[offset:offset + 5] = b"\xff\xff\xff\xff\x0f"
+    checksum = (xxhash.xxh3_64_intdigest(data[offset:offset + size]) ^ 4 * 0x6B9083D9) & 0xFFFFFFFF
+    data[offset + size + 1:offset + size + 5] = checksum.to_bytes(4, "little")
+    path.unlink()
+    path.write_bytes(data)
+    codec = tables._CODEC
+
+    def decompress(block: Any, length: int) -> Any:
+        assert length < 2**20, "room would be made"
+        return codec.decompress(block, length)
+
+    monkeypatch.setattr(tables, "_CODEC", SimpleNamespace(decompress=decompress))
+    with pytest.raises(CorruptData, match="longer than it can be") as caught:
+        directly(tmp_path / "db")
+    assert caught.value.context["path"] == str(path)
+    assert caught.value.context["found"] == 2**32 - 1
 
 
 @pytest.mark.parametrize("left", [0, 52, 53, 2000])

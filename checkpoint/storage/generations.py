@@ -20,6 +20,8 @@ from statebackend.errors import Conflict, CorruptData, NotFound
 CLAIM_VERSION = 1
 PIN_TTL_MS = 3_600_000
 _KEPT_CLAIMS = 16
+_WAY_OUT = ("name the checkpoint to go on from with --restore PATH; `latest` works again once the file is put back, or "
+            "the job's folder is moved away")
 
 
 class PinRecord(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ def read_origin(store: FileStore) -> Origin | None:
         return None
     except msgspec.DecodeError as error:
         raise CorruptData("the record of what a job began from or stopped with can't be read",
-                          path=store.url_of(layout.ORIGIN)) from error
+                          path=store.url_of(layout.ORIGIN), hint=_WAY_OUT) from error
 
 
 def read_claims(store: FileStore) -> list[GenerationRecord]:
@@ -162,7 +164,8 @@ def _read_base(store: FileStore, generation: int) -> int | None:
     except NotFound:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptData("the record of a generation's start can't be read", path=store.url_of(path)) from error
+        raise CorruptData("the record of a generation's start can't be read", path=store.url_of(path),
+                          hint=_WAY_OUT) from error
 
 
 def _forget_old_claims(store: FileStore, newest: int) -> None:

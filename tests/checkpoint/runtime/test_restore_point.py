@@ -18,7 +18,7 @@ from checkpoint import (
     run,
     start,
 )
-from statebackend import NotFound, ValueStateDescriptor
+from statebackend import CorruptData, NotFound, ValueStateDescriptor
 
 KEYS = 7
 
@@ -119,6 +119,22 @@ def test_a_checkpoint_that_is_gone_is_named_and_nothing_starts_fresh(tmp_path):
     with pytest.raises(NotFound, match=r"restored from.*before.*--restore PATH"):
         run(flow_of(CollectSink(), count=1_000), checkpoint_dir=str(tmp_path / "after"), restore="latest")
     assert resolve_restore(str(tmp_path / "after"), "another", "latest") is None
+
+
+@pytest.mark.parametrize("damaged", ["generations/*.base", "origin"])
+def test_a_damaged_record_of_the_job_is_named_with_the_way_out_which_works(damaged, tmp_path):
+    sink, folder = CollectSink(), tmp_path / "checkpoints"
+    first = run(flow_of(sink, count=500), checkpoint_dir=str(tmp_path / "before")).checkpoint
+    path = run(flow_of(sink, count=1_000), checkpoint_dir=str(folder), restore=first).checkpoint
+    (record,) = folder.glob(f"*/{damaged}")
+    record.write_bytes(b"{")
+    with pytest.raises(CorruptData, match=r"--restore PATH.*put back.*moved away") as caught:
+        run(flow_of(sink, count=1_500), checkpoint_dir=str(folder), restore="latest")
+    assert caught.value.context["path"] == str(record)
+    run(flow_of(sink, count=1_500), checkpoint_dir=str(folder), restore=path)
+    record.parents[len(damaged.split("/")) - 1].rename(tmp_path / "moved")
+    run(flow_of(sink, count=2_000), checkpoint_dir=str(folder), restore="latest")
+    assert Counter(sink.results) == exact(2_000)
 
 
 def test_a_run_without_a_checkpoint_folder_leaves_nothing_to_restore_from(tmp_path):

@@ -11,7 +11,8 @@ from statebackend.durations import duration_ms
 from statebackend.errors import InvalidRequest
 
 Duration = str | int | float | timedelta
-_DURATIONS = ("interval", "timeout", "min_pause", "aligned_timeout")
+_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "str | None": (str, type(None))}
+"""By annotation; the others are durations."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,23 @@ class CheckpointSettings:
     history: int = 10
 
     def __post_init__(self) -> None:
-        for name in _DURATIONS:
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, duration_ms(value))
+        for setting in fields(self):
+            self._check_type(setting.name, str(setting.type))
         self._check_ranges()
         self._check_combinations()
+
+    def _check_type(self, name: str, annotation: str) -> None:
+        """Refuse a value of a wrong type; a duration becomes milliseconds."""
+        value, wanted = getattr(self, name), _TYPES.get(annotation)
+        if wanted is not None:
+            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+                raise InvalidRequest(f"{name} is of a wrong type", setting=name, expected=annotation, found=value)
+        elif value is not None or "None" not in annotation:
+            try:
+                object.__setattr__(self, name, duration_ms(value))
+            except InvalidRequest as error:
+                error.context["setting"] = name
+                raise
 
     def _check_ranges(self) -> None:
         least = {"interval": 1, "timeout": 1, "min_pause": 0, "aligned_timeout": 0, "max_concurrent": 1,

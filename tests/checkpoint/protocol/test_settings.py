@@ -32,6 +32,24 @@ def test_settings_that_exclude_each_other_are_refused_with_the_reason(settings, 
         CheckpointSettings(**settings)
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("unaligned", "yes"), ("unaligned", 1), ("exactly_once", None), ("incremental", 0), ("local_recovery", "no"),
+    ("retain_on_cancellation", []), ("max_concurrent", 1.5), ("max_concurrent", "2"), ("retained", True), ("history", None),
+    ("tolerable_failures", 0.0), ("savepoint_dir", 7), ("savepoint_dir", b"/sp"), ("interval", True), ("interval", [1]),
+    ("timeout", None), ("min_pause", None), ("aligned_timeout", "later"),
+])
+def test_a_setting_of_a_wrong_type_is_refused_by_name(name, value):
+    with pytest.raises(InvalidRequest) as caught:
+        CheckpointSettings(**{name: value})
+    assert caught.value.context["setting"] == name
+
+
+def test_settings_are_made_again_of_what_they_tell():
+    settings = CheckpointSettings(interval="1s", unaligned=True, aligned_timeout="250ms", savepoint_dir="/sp", retained=3)
+    assert CheckpointSettings(**settings.to_json()) == settings
+    assert CheckpointSettings(**CheckpointSettings().to_json()) == CheckpointSettings()
+
+
 def test_an_aligned_timeout_starts_aligned():
     options = CheckpointSettings(unaligned=True, aligned_timeout="1s").checkpoint_options()
     assert (options.unaligned, options.aligned_timeout_ms) == (False, 1000)

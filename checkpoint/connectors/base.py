@@ -90,6 +90,9 @@ class Sink(ABC):
 
     local_only: bool = False
 
+    def receives(self, record_type: Any) -> None:
+        """Told when it ends a stream: the dataclass or NamedTuple that the records are; None where the stream names none."""
+
     @abstractmethod
     def writer(self, ctx: OpenContext) -> SinkWriter:
         """The writer of subtask `ctx.subtask_index`; commits what a restored checkpoint left pending."""

@@ -14,12 +14,15 @@ from checkpoint.runtime.contracts import Records
 
 
 class CollectSink(TwoPhaseCommitSink):
-    """`sink.results` holds every committed record, exactly once. Lives in one process."""
+    """`sink.results` holds every committed record, exactly once. Lives in one process.
+
+    `record_type` is that of the stream unless one is given.
+    """
 
     local_only = True
 
     def __init__(self, record_type: Any = None) -> None:
-        self._codec = RecordCodec(record_type)
+        self._codec, self._given = RecordCodec(record_type), record_type is not None
         self._lock = threading.Lock()
         self._open: dict[str, list[Any]] = {}
         self._committed: set[str] = set()
@@ -34,6 +37,10 @@ class CollectSink(TwoPhaseCommitSink):
     def clear(self) -> None:
         with self._lock:
             self._results.clear()
+
+    def receives(self, record_type: Any) -> None:
+        if record_type is not None and not self._given:
+            self._codec = RecordCodec(record_type)
 
     def begin(self, ctx: OpenContext) -> Any:
         name = uuid.uuid4().hex

@@ -142,6 +142,7 @@ class DataStream(_Stream):
         if not isinstance(sink, Sink):
             raise InvalidRequest("sink takes a Sink", found=type(sink).__name__, hint="for example FileSink('out/')")
         self._add(NodeKind.SINK, sink, uid=uid, parallelism=parallelism, name=name)
+        sink.receives(self._record_type())
 
     def _apply(self, kind: NodeKind, body: Any, uid: str | None, parallelism: int | None, name: str | None,
                record_type: Any) -> DataStream:

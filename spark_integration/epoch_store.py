@@ -146,6 +146,7 @@ class EpochStore:
         """The generation of this run (opened here if it is the first task of it) and the epoch to start from."""
         generation = self._generations.get(run.run_id)
         if generation is None:
+            self._manifests.clear()  # the folder may have been removed since the last run, and its epochs counted anew
             generation = self._generation_of(run, parallelism)
             self._generations[run.run_id] = generation
         published = self.store.exists(f"manifests/{_name(EpochId(run.batch, generation.number))}")

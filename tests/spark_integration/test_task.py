@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -123,6 +124,17 @@ def test_a_worker_goes_on_from_its_cache_and_others_catch_up(cluster: Cluster) -
     how = [cluster.epochs.manifest(EpochId(batch, 1)).parts[0].statistics.restored for batch in range(4)]
     assert how == ["empty", "cached", "restored", "caught up"]
     assert max(row["n"] for row in cluster.batch(4, 1, ROWS)) == 10
+
+
+def test_a_worker_takes_nothing_from_before_the_folder_was_removed(cluster: Cluster) -> None:
+    cluster.attempt(0, 0, 1, ROWS * 5, worker=0)
+    known = dict(tasks._stores)
+    shutil.rmtree(cluster.checkpoint)
+    cluster.restart()
+    cluster.attempt(0, 0, 1, ROWS, worker=1)
+    tasks._stores.clear()
+    tasks._stores.update(known)  # the first worker's: it lives on, and knows an epoch of the same number
+    assert max(row["n"] for row in cluster.attempt(1, 0, 1, ROWS, worker=0)) == 4
 
 
 def test_a_retried_attempt_starts_from_the_epoch_before(cluster: Cluster) -> None:

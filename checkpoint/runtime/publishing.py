@@ -73,7 +73,9 @@ class Publisher:
             raise InvalidRequest("a savepoint needs a folder", checkpoint_id=publish.checkpoint_id)
         path = self._write_savepoint(publish, metadata, options.location)
         if options.stop:  # before sinks commit: from then on no older checkpoint may be gone back to
+            self._storage.require_newest()  # what a newer run goes back to is not for this one to say
             self._storage.record_origin(path, stopped_with=publish.checkpoint_id)
+            self._storage.require_newest()
         return path
 
     def _write_savepoint(self, publish: Publish, metadata: CheckpointMetadata, folder: str) -> str:

@@ -18,7 +18,10 @@ from checkpoint import (
     run,
     start,
 )
-from statebackend import CorruptData, NotFound, ValueStateDescriptor
+from checkpoint.storage.generations import read_origin
+from checkpoint.storage.layout import JobId
+from checkpoint.storage.storage import JobStorage
+from statebackend import Conflict, CorruptData, HoldfastError, NotFound, ValueStateDescriptor
 
 KEYS = 7
 
@@ -103,6 +106,21 @@ def test_latest_is_the_savepoint_that_a_run_stopped_with_so_nothing_is_written_t
     assert committed >= 400
     assert Counter(sink.results) == exact(3_000)
     assert resolve_restore(folder, "again", "latest").url == result.checkpoint
+
+
+@pytest.mark.parametrize("form", ["native", "open"])
+def test_a_run_that_was_taken_over_does_not_say_where_latest_leads(form, tmp_path):
+    folder = str(tmp_path / "checkpoints")
+    older = start(flow_of(CollectSink(), count=None, rate=1_000), checkpoint_dir=folder,
+                  settings=CheckpointSettings(interval="1h"))
+    older.trigger_checkpoint(timeout=60)
+    with JobStorage(folder, JobId(older.job_id)) as newer:
+        newer.claim_generation()
+        with pytest.raises(HoldfastError):
+            older.stop_with_savepoint(str(tmp_path / "savepoints"), format=form, timeout=60)
+        with pytest.raises(Conflict):
+            older.wait(60)
+        assert read_origin(newer.store) is None
 
 
 def test_a_savepoint_that_a_run_stopped_with_and_that_is_gone_is_named(tmp_path):

@@ -37,8 +37,13 @@ class Changelog:
 
     @property
     def bytes(self) -> int:
-        """What the file holds so far. Asking a file that is being written lets other threads take the interpreter."""
-        return self._sealed_bytes if self._writer is None else int(self._sink.tell())
+        """What the file holds so far. Asking a file that is being written lets other threads take the interpreter: the
+        owner may ask while a snapshot's thread seals it."""
+        sink = self._sink
+        try:
+            return self._sealed_bytes if sink is None else int(sink.tell())
+        except ValueError:  # it was closed meanwhile
+            return self._sealed_bytes
 
     @property
     def runs(self) -> int:
@@ -74,11 +79,12 @@ class Changelog:
 
     def seal(self) -> None:
         """No more operations will come."""
-        writer, sink, self._writer, self._sink = self._writer, self._sink, None, None
+        writer, self._writer = self._writer, None
         if writer is not None:
             with contextlib.suppress(OSError):
                 writer.close()
-                self._sealed_bytes = sink.tell()
+                self._sealed_bytes = self._sink.tell()
+            sink, self._sink = self._sink, None
             sink.close()
 
     def read_runs(self) -> list[Iterator[pa.RecordBatch]]:

@@ -31,6 +31,7 @@ from statebackend import (
 )
 from statebackend.files import FileWriter, StateFile
 from statebackend.formats import merged_entries
+from statebackend.rocksdb.changelog import Changelog
 from statebackend.rocksdb.handles import chain_of
 
 NUMBER = ValueStateDescriptor("number", int)
@@ -503,3 +504,21 @@ def test_lists_grow_in_order_across_restores_from_any_backend(files: LocalFiles)
         assert state.get() == list(range(round + 1))
         handle = keyed.snapshot(1, files, full=round % 2 == 0).run()
         backend.close()
+
+
+def test_the_size_of_a_log_may_be_asked_while_another_thread_seals_it(tmp_path: Path) -> None:
+    log = Changelog(tmp_path / "log", enabled=True)
+    log.start_run()
+    log.append([(b"\0\1key", b"value")])
+    sink = log._sink
+
+    class Sealing:
+        """The file as the owner sees it: sealed by the snapshot's thread between the look at it and the question."""
+
+        def tell(self) -> int:
+            log._sink = sink
+            log.seal()
+            return int(sink.tell())
+
+    log._sink = Sealing()
+    assert log.bytes == (tmp_path / "log").stat().st_size > 0

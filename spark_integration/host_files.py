@@ -199,9 +199,10 @@ class WarmFiles:
                 return open(copy, "rb")
         self.read += 1
         if _WHOLE_BYTES < file.size <= self._host.limit:
-            return self._downloaded(file)
+            with contextlib.suppress(HoldfastError, OSError):  # no room here, say: storage is asked once more, and tells
+                return self._downloaded(file)
         stream = self._files.open(file)
-        if file.size > self._host.limit:
+        if file.size > min(_WHOLE_BYTES, self._host.limit):
             return stream
         with stream:
             data = stream.read()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from spark_integration import host_files
 from spark_integration.host_files import ABANDONED_S, UNUSED_S, HostFiles, WarmFiles, linkable
 from statebackend.errors import CorruptData, NotFound
 from statebackend.files import LocalFiles, StateFile, writing
@@ -84,6 +85,18 @@ def test_what_one_worker_read_another_need_not(storage: Storage, tmp_path: Path)
         one.fetch(files[1], tmp_path / f"placed-{id(one)}")
     assert (first.read, first.warm) == (2, False)
     assert (storage.reads, second.read, second.warm) == (2, 0, True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_there_is_no_room_for_here_is_read_from_storage(whole: bool, storage: Storage, tmp_path: Path,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_files, "_WHOLE_BYTES", 100 if whole else 1)
+    file, warm = stored(storage, b"content"), worker(storage, tmp_path)
+    (tmp_path / "host").rmdir()
+    (tmp_path / "host").touch()  # nothing can be written there
+    assert contents(warm, file) == b"content"
+    warm.bring([file, stored(storage, b"another")])
+    assert warm.read == 1
 
 
 class Together(Storage):

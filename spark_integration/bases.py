@@ -54,9 +54,11 @@ class Making:
             with self._lock:
                 self._ended = True
                 unwanted = self._given_up or not self._made
-            if unwanted:
-                self._discard()
-            _one.release()
+            try:
+                if unwanted:
+                    self._discard()
+            finally:
+                _one.release()
 
     def is_over(self, epoch: int) -> bool:
         """Whether this is done with: the snapshots from `epoch` on build on the base, or it came to nothing."""
@@ -86,12 +88,15 @@ def begin(keyed: KeyedBackend, where: BaseTarget, epoch: int) -> Making | None:
     """Start a base of the state that was just stored for `epoch`, if it is time and this worker makes no other."""
     if not _one.acquire(blocking=False):
         return None
+    pending: PendingBase | None = None
     try:
         pending = keyed.new_base(where.target)
+        if pending is not None:
+            return Making(pending, where.files, epoch)
     except BaseException:
+        if pending is not None:
+            pending.cancel()
         _one.release()
         raise
-    if pending is None:
-        _one.release()
-        return None
-    return Making(pending, where.files, epoch)
+    _one.release()
+    return None

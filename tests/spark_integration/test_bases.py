@@ -116,6 +116,21 @@ def test_a_worker_makes_one_base_at_a_time(files: EpochFiles) -> None:
     assert again.is_over(99)
 
 
+def test_a_worker_that_could_not_begin_a_base_begins_the_next(files: EpochFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    pending = Pending(files)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="no more threads"):
+        patched.setattr(threading.Thread, "start", refuse_to_start)
+        started(pending)
+    assert pending.cancelled
+    following = Pending(files)
+    following.go.set()
+    started(following).wait(30)
+
+
+def refuse_to_start(_thread: threading.Thread) -> None:
+    raise RuntimeError("no more threads")
+
+
 class Worker:
     """A worker process on this host, which can be killed."""
 

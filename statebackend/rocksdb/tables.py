@@ -187,6 +187,8 @@ class TableFile:
             raise self._damaged(f"a block can't be decompressed: {error}") from error
 
     def _read(self, offset: int, length: int) -> memoryview:
+        if offset + length > self._size:
+            raise self._damaged("it is cut short")
         try:
             self._file.seek(offset)
             data = self._file.read(length)

@@ -242,6 +242,16 @@ def test_a_table_cut_short_is_damage_or_no_table(tmp_path: Path, left: int) -> N
         TableFile(cut)
 
 
+def test_places_that_a_damaged_footer_names_are_not_gone_to(tmp_path: Path) -> None:
+    path = one_table(tmp_path / "db")
+    data = bytearray(path.read_bytes())
+    data[-52:-16] = (b"\xff" * 8 + b"\x3f") * 4  # the footer has no checksum
+    damaged = tmp_path / "damaged.sst"
+    damaged.write_bytes(data)
+    with pytest.raises(CorruptData, match=r"damaged\.sst"):
+        TableFile(damaged)
+
+
 def test_an_empty_database_has_no_rows(tmp_path: Path) -> None:
     Store(tmp_path / "db").close()
     assert directly(tmp_path / "db") == []

@@ -7,6 +7,7 @@ A session costs a hundred milliseconds of its own and new connections; a job ope
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsspec.asyn import sync
+
+log = logging.getLogger("holdfast.storage")
 
 IDLE_SECONDS = 60.0
 """How long a session waits for its next user; credentials that have changed on disk are seen after that."""
@@ -81,8 +84,12 @@ def _name(options: Mapping[str, Any]) -> str:
 def _end(filesystem: Any) -> None:
     """End a session; s3fs would leave that to the garbage collector, which may run after the event loop."""
     client, filesystem._s3 = filesystem._s3, None
-    if client is not None:
+    if client is None:
+        return
+    try:
         sync(filesystem.loop, client.__aexit__, None, None, None, timeout=5)
+    except Exception as error:  # whoever comes to borrow another one is not to blame
+        log.warning("an S3 session did not end orderly: %s", type(error).__name__)
 
 
 def shared_sessions(make: Callable[[dict[str, Any]], Any]) -> Sessions:

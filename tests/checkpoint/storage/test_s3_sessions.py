@@ -64,6 +64,15 @@ def test_a_session_waits_a_while_for_its_next_user_and_then_ends(sessions: Sessi
     assert sessions.borrow({}) is not first
 
 
+def test_a_session_that_does_not_end_is_nothing_to_the_next_borrower(sessions: Sessions, clock: Clock, caplog: Any) -> None:
+    first = sessions.borrow({"key": "ann"})
+    first._s3, first.loop = object(), None  # no client that could be ended
+    sessions.give_back(first)
+    clock.now += IDLE_SECONDS
+    assert sessions.borrow({"key": "bob"}) is not first
+    assert "did not end" in caplog.text
+
+
 def test_close_ends_only_what_nobody_uses(sessions: Sessions) -> None:
     used, idle = sessions.borrow({"key": "used"}), sessions.borrow({"key": "idle"})
     sessions.give_back(idle)

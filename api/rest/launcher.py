@@ -9,6 +9,7 @@ in between simply starts again whatever has no claim.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -171,11 +172,12 @@ class Launcher:
     def token(self) -> str:
         """The token with which jobs of this service report; made once, readable by this user only."""
         if not self._token_path.exists():
-            draft = self._token_path.with_suffix(f".token.{os.getpid()}")
+            draft = self._token_path.with_suffix(f".token.{secrets.token_hex(8)}")  # a pid comes again, in a container say
             try:
                 with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
                     stream.write(secrets.token_urlsafe(32))
-                os.link(draft, self._token_path)  # with all of it in it, or not at all
+                with contextlib.suppress(FileExistsError):  # two first jobs at once: one token
+                    os.link(draft, self._token_path)  # with all of it in it, or not at all
             finally:
                 draft.unlink(missing_ok=True)
         return self._token_path.read_text().strip()

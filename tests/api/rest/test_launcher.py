@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,19 @@ def test_a_launch_runs_once_wherever_the_service_is_killed(world: World, monkeyp
     (world.folder / "go").touch()
     all_ended(first, second, third)
     assert world.ran() == "x"
+
+
+def test_there_is_one_token_whatever_was_left_or_comes_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = world.service()
+    (world.folder / f"service.token.{os.getpid()}").touch()  # a service of this very pid was killed while it made one
+    made = launching.secrets.token_urlsafe
+
+    def overtaken(size: int) -> str:
+        (world.folder / "service.token").write_text("of another thread")
+        return made(size)
+
+    monkeypatch.setattr(launching.secrets, "token_urlsafe", overtaken)
+    assert service.token() == service.token() == "of another thread"
 
 
 def test_a_process_that_comes_second_is_not_taken_for_a_failure(world: World) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from savepoint.format import IN_FLIGHT
 from savepoint.opened import Savepoint
 from savepoint.operator_edit import OperatorOperation, operator_operation
 from savepoint.values import from_plain
@@ -102,6 +103,9 @@ def _from_diff(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     if raw["change"] not in _CHANGES:
         raise InvalidRequest(f"there is no change {raw['change']!r}", hint=f"use one of {', '.join(_CHANGES)}")
+    if raw.get("state") == IN_FLIGHT and "edge" in raw:
+        raise InvalidRequest("a patch can't change records in flight", operator=raw.get("operator"), edge=raw["edge"],
+                             hint=f"leave the rows of {IN_FLIGHT!r} out")
     kept = {name: value for name, value in raw.items() if name not in ("change", "before", "after", "key_group")}
     op = _CHANGES[raw["change"]]
     return {**kept, "op": op, **({"value": raw.get("after")} if op == "set" else {})}

@@ -30,7 +30,8 @@ from checkpoint.runtime.contracts import InFlight, Records
 from checkpoint.runtime.in_flight import EdgeShape, redistribute_in_flight
 from savepoint.diff import changes
 from savepoint.inflight import Channel, ends_of, renamed_edge
-from statebackend import NotFound, ValueStateDescriptor
+from savepoint.patch import checked
+from statebackend import InvalidRequest, NotFound, ValueStateDescriptor
 
 RECORDS, KEYS = 60_000, 37
 
@@ -179,6 +180,8 @@ def test_a_diff_tells_of_records_in_flight(unaligned: str, opened_path: Path, tm
     assert {row["change"] for row in rows} == {"added"}
     assert len(rows) == kept["count"]
     assert all(row["after"]["user"] == row["after"]["number"] % KEYS for row in rows if row["edge"] == "clicks->count#0")
+    with savepoint.open(other) as opened, pytest.raises(InvalidRequest, match="can't change records in flight"):
+        checked(opened, rows)
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])

@@ -69,7 +69,6 @@ class KeyedOperator(FunctionOperator):
         self.records_in += len(values)
         ctx, set_key, process = self._ctx, self._keyed.set_current_key, self.call
         keys = self.selector.many(values)
-        self.sample.see(keys)
         out: list[Any] = []
         extend = out.extend
         ctx.time_domain = None
@@ -88,6 +87,7 @@ class KeyedOperator(FunctionOperator):
         else:
             self._process_stamped(keys, values, timestamps, out)
         self._keyed.unset_current_key()  # what runs between records must not write to the key of the last one
+        self.sample.see(keys)  # now that each is known to be a key: one that is none was told with its record
         if self.side.values:
             self.emit_side(self.side)
 

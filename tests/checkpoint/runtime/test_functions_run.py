@@ -243,6 +243,20 @@ def test_the_key_of_the_last_record_is_out_of_reach_between_records(place, backe
         run(flow, checkpoint_dir=str(tmp_path), backend=backend, restart="none")
 
 
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_key_of_another_type_is_told_with_operator_and_record_wherever_it_comes(before):
+    class Through(KeyedProcessFunction):
+        def process(self, value, ctx):
+            yield value
+
+    flow = Dataflow("keys")
+    flow.source(CollectionSource([*range(before), "ann"]), uid="s").key_by(lambda one: one, key_type=int) \
+        .process(Through(), uid="through").sink(CollectSink(), uid="out")
+    with pytest.raises(InvalidRequest, match="another type") as told:
+        run(flow, restart="none")
+    assert told.value.__notes__ == ["in operator 'through', subtask 0 of 1, at the record 'ann'"]
+
+
 @pytest.mark.parametrize("record", [{"user": "ann"}, "ann", b"ann"])
 def test_a_record_that_is_returned_bare_is_told_and_not_taken_apart(record):
     class Returns(ProcessFunction):

@@ -32,13 +32,16 @@ class TypeChange:
     refusals: tuple[str, ...] = ()
     loses: bool = False
     """Whether a migration leaves out something that was stored."""
+    may_fail: bool = False
+    """Whether a migration may meet a value that the new type does not hold, and is refused then."""
 
     @property
     def is_none(self) -> bool:
         return not self.changes and not self.refusals
 
     def __add__(self, other: TypeChange) -> TypeChange:
-        return TypeChange(self.changes + other.changes, self.refusals + other.refusals, self.loses or other.loses)
+        return TypeChange(self.changes + other.changes, self.refusals + other.refusals, self.loses or other.loses,
+                          self.may_fail or other.may_fail)
 
 
 NO_CHANGE = TypeChange()
@@ -87,7 +90,7 @@ def _refused(where: str, old: StateType, new: StateType) -> TypeChange:
 
 def _scalar_change(old: StateType, new: StateType, where: str) -> TypeChange:
     if _widens(old, new):
-        return TypeChange((f"{where} was widened from {old} to {new}",))
+        return TypeChange((f"{where} was widened from {old} to {new}",), may_fail=not _holds_all(old, new))
     return _refused(where, old, new)
 
 
@@ -111,6 +114,11 @@ def _widens(old: StateType, new: StateType) -> bool:
     if isinstance(old, TimedeltaType) and isinstance(new, TimedeltaType):
         return _UNITS[old.unit] <= _UNITS[new.unit]
     return isinstance(old, BytesType) and isinstance(new, BytesType) and new.length is None
+
+
+def _holds_all(old: StateType, new: StateType) -> bool:
+    """Of a type that widens another: whether it holds the largest values too."""
+    return not (isinstance(old, IntType) and isinstance(new, FloatType)) or old.bits <= (32 if new.bits == 64 else 16)
 
 
 def _enum_change(old: EnumType, new: EnumType, where: str) -> TypeChange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from statebackend.descriptors import StateDescriptor, StateKind
 from statebackend.errors import Closed, InvalidRequest
 from statebackend.files import SnapshotSource, SnapshotTarget
 from statebackend.keygroups import KeyGroupRange, type_of_value
+from statebackend.migration import change_between
 from statebackend.rocksdb.base import Expiry, RocksState
 from statebackend.rocksdb.checkpoints import Checkpoints
 from statebackend.rocksdb.cleanup import Maintenance, Sweeper
@@ -24,7 +25,7 @@ from statebackend.rocksdb.following import apply_log, chain_to_build_on, missing
 from statebackend.rocksdb.options import RocksDBOptions
 from statebackend.rocksdb.restore import Restored, restore
 from statebackend.rocksdb.snapshot import Description
-from statebackend.rocksdb.store import Store
+from statebackend.rocksdb.store import Operation, Store
 from statebackend.rocksdb.timers import RocksTimerService, TimerTable
 from statebackend.rocksdb.value import value_state_class
 from statebackend.rocksdb.writeback import WriteBack, after
@@ -169,15 +170,26 @@ class RocksDBKeyed(KeyedBackend):
             raise
 
     def _migrate(self, stored: StateSchema, schema: StateSchema, key_groups: KeyGroupRange) -> None:
-        """Rewrite the restored entries of a range from one schema to another; both have the state id of the second."""
+        """Rewrite the restored entries of a range from one schema to another; both have the state id of the second.
+
+        Where a value may be refused, all are converted once before any is written: the state then stays as it was.
+        """
         now = self._context.watermark if schema.ttl is not None and schema.ttl.time is TimeDomain.EVENT else \
             self.clock.now_ms()
         convert = migrator(stored, schema, now)
+        if change_between(stored.value_type, schema.value_type).may_fail:
+            for _ in self._converted(convert, schema, key_groups):
+                pass
+        for rows in self._converted(convert, schema, key_groups):
+            self._engine.apply(rows)
+
+    def _converted(self, convert: Callable[[bytes], bytes], schema: StateSchema,
+                   key_groups: KeyGroupRange) -> Iterator[list[Operation]]:
         for group in key_groups:
             prefix = group.to_bytes(2, "big") + schema.state_id.to_bytes(2, "big")
             scan = self._engine.parts.scan(prefix, after(prefix))
             while rows := scan.take(MIGRATED_ROWS):
-                self._engine.apply([(key, convert(value)) for key, value in rows])
+                yield [(key, convert(value)) for key, value in rows]
 
     # -- timers
 

@@ -285,3 +285,13 @@ def test_two_parts_that_hold_the_same_key_groups_are_refused(stage: Any) -> None
     handle = stage.checkpoint(keyed)
     with pytest.raises(IncompatibleState, match=r"same key group.*each part once"):
         stage.keyed(str, restore=[handle, handle])
+
+
+def test_a_migration_that_meets_a_number_that_is_no_float_leaves_the_state_as_it_was(stage: Any) -> None:
+    keys, numbers = pa.array(range(300)), [*range(217), 2**53 + 1, *range(218, 300)]
+    stored = stage.keyed(int)
+    stored.state(ValueStateDescriptor("v", int)).update_many(keys, pa.array(numbers))
+    keyed = stage.keyed(int, restore=[stage.checkpoint(stored)])
+    with pytest.raises(IncompatibleState, match="9007199254740993"):
+        keyed.state(ValueStateDescriptor("v", float))
+    assert keyed.state(ValueStateDescriptor("v", int)).value_many(keys).to_pylist() == numbers

@@ -121,10 +121,10 @@ def _read_part(stream: Any, part: Part, wanted: list[int], layout: StateLayout, 
                columns: Sequence[str] | None, where: ds.Expression | None,
                keys: Sequence[bytes] | None) -> Iterator[pa.RecordBatch]:
     parquet = open_parquet(stream)
+    _require_columns(parquet, part, layout)
     if keys is not None and len(wanted) > 1:
         wanted = [index for index in wanted if may_hold(parquet, index, layout, part.row_groups[index], keys)]
     names = list(columns) if columns is not None else layout.arrow_schema.names
-    _require_columns(parquet, part, layout)
     cut = any(part.row_groups[index][0] < key_groups.first or part.row_groups[index][1] > key_groups.last
               for index in wanted)
     read = names if not cut or KEY_GROUP in names else [KEY_GROUP, *names]

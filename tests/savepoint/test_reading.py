@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 import savepoint
-from savepoint.reader import open_parquet
+from savepoint.reader import layout_of, open_parquet, parts_of, read_parts
 from statebackend import CorruptData, HoldfastError, InvalidRequest, KeyGroupRange, NotFound, key_group_of
 
 
@@ -200,6 +202,18 @@ def test_a_damaged_page_stops_a_query_a_comparison_and_a_transform(open_savepoin
     with pytest.raises(CorruptData):
         savepoint.Transform(open_savepoint_path).rename_operator("count", "new").write(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_look_up_too_refuses_a_file_of_other_row_groups_than_recorded(open_savepoint_path) -> None:
+    with savepoint.open(open_savepoint_path) as opened:
+        [handle, *_] = opened.handles("count")
+        [part, *_] = parts_of(handle, "total")
+        group = part.key_groups.first
+        more = replace(part, row_groups=((group, group, 1),) * (len(part.row_groups) + 2))
+        rows = read_parts([more], layout_of(handle, opened.schema("count", "total")), opened.open_file,
+                          KeyGroupRange(group, group), keys=[b"user"])
+        with pytest.raises(CorruptData, match="row groups than recorded"):
+            list(rows)
 
 
 def test_largest_keys_of_timers_are_not_told(open_savepoint_path) -> None:

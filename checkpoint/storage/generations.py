@@ -36,6 +36,7 @@ class Origin(msgspec.Struct, frozen=True):
     """The checkpoint or savepoint outside its own folder that a job began from, or stopped with, and when.
 
     stopped_with  number of the savepoint that it stopped with: newer than its checkpoints up to that number. 0: it began.
+    generation    the run that stopped: void once a newer one has claimed the job, for then it was refused to commit.
     """
 
     job_name: str
@@ -43,6 +44,7 @@ class Origin(msgspec.Struct, frozen=True):
     started_at: int
     version: int = CLAIM_VERSION
     stopped_with: int = 0
+    generation: int = 0
 
 
 def record_origin(store: FileStore, origin: Origin) -> None:

@@ -121,7 +121,8 @@ class JobStorage:
 
     def record_origin(self, url: str, *, stopped_with: int = 0) -> None:
         """This job begins from a checkpoint or savepoint that is not its own, or stops with one; see `find_origin`."""
-        generations.record_origin(self.store, Origin(self.job_name, url, self._clock.now_ms(), stopped_with=stopped_with))
+        generations.record_origin(self.store, Origin(self.job_name, url, self._clock.now_ms(), stopped_with=stopped_with,
+                                                     generation=self.generation if stopped_with else 0))
 
     def probe(self) -> ProbeReport:
         """The start-up probe: raises if the store does not honour conditional create (and is not unfenced)."""
@@ -528,7 +529,8 @@ def find_origin(root: FileStore, job_name: str, latest: CheckpointInfo | None) -
     origins = [origin for job_id in find_jobs(root) if (origin := generations.read_origin(root.child(job_id))) is not None
                and origin.job_name == job_name
                and (origin.started_at > since or (latest is not None and latest.job_id == job_id))
-               and _newest(JobStorage(root, job_id)) <= origin.stopped_with]
+               and _newest(JobStorage(root, job_id)) <= origin.stopped_with
+               and origin.generation in (0, generations.newest_generation(root.child(job_id)))]
     return max(origins, key=lambda origin: origin.started_at, default=None)
 
 

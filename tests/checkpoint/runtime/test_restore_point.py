@@ -20,7 +20,8 @@ from checkpoint import (
 )
 from checkpoint.storage.generations import read_origin
 from checkpoint.storage.layout import JobId
-from checkpoint.storage.storage import JobStorage
+from checkpoint.storage.storage import JobStorage, find_latest, find_origin
+from checkpoint.storage.store import FileStore
 from statebackend import Conflict, CorruptData, HoldfastError, NotFound, ValueStateDescriptor
 
 KEYS = 7
@@ -121,6 +122,28 @@ def test_a_run_that_was_taken_over_does_not_say_where_latest_leads(form, tmp_pat
         with pytest.raises(Conflict):
             older.wait(60)
         assert read_origin(newer.store) is None
+
+
+def test_what_a_run_wrote_just_before_it_was_taken_over_does_not_say_where_latest_leads(tmp_path):
+    folder, sink = str(tmp_path / "checkpoints"), CollectSink()
+    first = start(flow_of(sink, count=None, rate=1_000), checkpoint_dir=folder, settings=CheckpointSettings(interval="1h"))
+    path = first.trigger_checkpoint(timeout=60)
+    first.cancel(timeout=60)
+    with JobStorage(folder, JobId(first.job_id), job_name="again") as older, \
+            JobStorage(folder, JobId(first.job_id), job_name="again") as newer:
+        older.claim_generation()
+        older.record_origin(str(tmp_path / "savepoint"), stopped_with=2)
+        assert resolve_origin(folder, path) is not None
+        newer.claim_generation()
+        assert resolve_origin(folder, path) is None
+        assert resolve_restore(folder, "again", "latest").url == path
+
+
+def resolve_origin(folder, path):
+    with FileStore.at(folder) as root:
+        latest = find_latest(root, "again")
+        assert latest.path == path
+        return find_origin(root, "again", latest)
 
 
 def test_a_savepoint_that_a_run_stopped_with_and_that_is_gone_is_named(tmp_path):

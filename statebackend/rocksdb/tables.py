@@ -122,7 +122,8 @@ class TableFile:
         for name, handle in entries_of(metaindex):
             if name == b"rocksdb.properties":
                 offset, position = varint(handle, 0)
-                return {key.decode(): value for key, value in entries_of(self._block(offset, varint(handle, position)[0]))}
+                properties = self._block(offset, varint(handle, position)[0])
+                return {key.decode(errors="replace"): value for key, value in entries_of(properties)}
         raise Unreadable("no properties")
 
     def _require_known(self, properties: Mapping[str, bytes]) -> None:
@@ -155,6 +156,8 @@ class TableFile:
             separators.append(block[position:position + length])
             offset, position = varint(block, position + length)
             size, position = varint(block, position)
+            if offset + size > self._size:
+                raise self._damaged("its index names a block outside of it", offset=offset)
             offsets.append(offset)
             sizes.append(size)
         if len(offsets) != restarts and not (restarts == 1 and not offsets):

@@ -16,7 +16,7 @@ from statebackend.errors import Closed, InvalidRequest
 
 CHUNK = 4096
 """Entries handled at a time on the writer's thread, so that the interpreter is never held for long."""
-_PAUSE = 0.0001
+_PAUSE = 0.0005
 """Seconds; long enough for a waiting thread to wake up and take over."""
 RELEASED_AT_ONCE = 400_000
 """A dict of so many entries becomes lists within some milliseconds."""

@@ -101,6 +101,12 @@ class MemoryTimers(TimerService):
             found = self.tables[domain] = TimerTable(name, self._keyed.take_id(name))
         return found
 
+    def _held(self, domain: TimeDomain) -> TimerTable | None:
+        """The table, if any timer was ever registered: to look for timers makes no state."""
+        if self._keyed.closed:
+            self._keyed.require_open()
+        return self.tables.get(domain)
+
     def schema(self, table: TimerTable) -> StateSchema:
         namespace = None if self.namespace_form is None else self.namespace_form.kind
         return StateSchema(table.name, table.state_id, "timer", state_type(bytes), None, namespace)
@@ -124,11 +130,13 @@ class MemoryTimers(TimerService):
         self.table(domain).add(self._slot(timestamp, namespace))
 
     def delete(self, domain: TimeDomain, timestamp: int, namespace: Any = None) -> None:
-        self.table(domain).delete(self._slot(timestamp, namespace))
+        slot, table = self._slot(timestamp, namespace), self._held(domain)
+        if table is not None:
+            table.delete(slot)
 
     def pop_due(self, domain: TimeDomain, until: int, limit: int = 1000) -> list[Timer]:
-        table, due = self.table(domain), list[Timer]()
-        while len(due) < limit:
+        table, due = self._held(domain), list[Timer]()
+        while table is not None and len(due) < limit:
             slot = table.first()
             if slot is None or slot[0] > until:
                 break
@@ -137,15 +145,17 @@ class MemoryTimers(TimerService):
         return due
 
     def next_timestamp(self, domain: TimeDomain) -> int | None:
-        slot = self.table(domain).first()
+        table = self._held(domain)
+        slot = None if table is None else table.first()
         return None if slot is None else slot[0]
 
     def timers(self, domain: TimeDomain) -> Iterator[Timer]:
-        return iter([self._timer(slot) for slot in self.table(domain).slots()])
+        table = self._held(domain)
+        return iter([] if table is None else [self._timer(slot) for slot in table.slots()])
 
     def count(self, domain: TimeDomain) -> int:
-        self._keyed.require_open()
-        return self.table(domain).size
+        table = self._held(domain)
+        return 0 if table is None else table.size
 
     def _timer(self, slot: Any) -> Timer:
         namespace = slot[2] if slot[2] is None or self.namespace_form is None else self.namespace_form.give(slot[2])

@@ -115,3 +115,18 @@ def test_bad_timers_are_refused(stage: Any) -> None:
         with pytest.raises(InvalidRequest):
             keyed.timers.register(EVENT, wrong)
     assert keyed.timers.count(EVENT) == 0
+
+
+def test_looking_for_timers_makes_no_state(stage: Any) -> None:
+    keyed = stage.keyed()
+    keyed.state(ReducingStateDescriptor("sum", int, "sum"))
+    for number in (1, 2):
+        keyed.set_current_key("a")
+        keyed.timers.delete(EVENT, 5)
+        for domain in (EVENT, PROCESSING):
+            assert keyed.timers.pop_due(domain, 10) == []
+            assert keyed.timers.next_timestamp(domain) is None
+            assert keyed.timers.count(domain) == 0
+        handle = keyed.snapshot(number, stage.files).run()
+        keyed.checkpoint_completed(number)
+        assert [schema.name for schema in handle.schemas] == ["sum"]
